@@ -1,0 +1,287 @@
+"""The library as its users see it: the one place that joins the stages."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import linecache
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FunctionType
+from typing import Any, TypeVar, overload
+
+from llm_op_guard.contract.expressions import suggestion
+from llm_op_guard.contract.model import Contract, Source
+from llm_op_guard.contract.parse import docstring_section, parse_body, parse_file
+from llm_op_guard.errors import ContractError, InstallError
+from llm_op_guard.guard import functions
+from llm_op_guard.guard.guard import Guard
+from llm_op_guard.guard.plan import plan_check
+from llm_op_guard.install.installer import Candidate, Installer, Integration, Report
+from llm_op_guard.install.patch import copy_function
+from llm_op_guard.install.site import Refusal, Site
+from llm_op_guard.integrations import transformers as _transformers
+from llm_op_guard.policy import Action, Policy, Setting, on_change
+from llm_op_guard.report.dispatch import Dispatcher
+from llm_op_guard.report.record import Record
+from llm_op_guard.values import plain
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: The violations of this process: `record.violations`, `record.counts`, `record.total`, `record.clear()`.
+record = Record()
+
+# Contracts that users write run metadata and value rules alike.
+USER_DEFAULTS = Policy(A=Setting(Action.RAISE), B=Setting(Action.RAISE))
+
+_dispatcher = Dispatcher(record)
+_user_sites: weakref.WeakSet[Site] = weakref.WeakSet()
+_INTEGRATIONS: dict[str, Callable[[], Integration]] = {
+    _transformers.LIBRARY: _transformers.TransformersIntegration,
+}
+_installers: dict[str, Installer] = {}
+_ATTRIBUTE = "__llm_op_guard__"
+
+functions.register("finite", plain.finite, plain.locate_not_finite)
+functions.register("within", plain.within, plain.locate_outside)
+functions.register("lowest", plain.lowest)
+functions.register("highest", plain.highest)
+_transformers.register()
+
+
+class _Tally:
+    """How many guarded calls were checked, counted where `count_checks` asked for it."""
+
+    def __init__(self) -> None:
+        self.counting = False
+        self.checks = 0
+
+    def __call__(self) -> None:
+        self.checks += 1
+
+
+tally = _Tally()
+
+
+# ---------------------------------------------------------------- contracts
+
+
+def load(path: str | Path) -> dict[str, Contract]:
+    """Read a `.contract` file: its contracts by name.
+
+    Raises ContractError, with file, line and column, when anything in it is wrong.
+    """
+    contracts = parse_file(path)
+    for contract in contracts.values():
+        _check_order(contract)
+    return contracts
+
+
+def _check_order(contract: Contract) -> None:
+    """Raise ContractError now rather than at the first call when statements need each other in a circle."""
+    for after_call in (False, True):
+        plan_check(contract, ("A", "B"), after_call=after_call)
+
+
+def _contract_of(function: FunctionType) -> Contract:
+    name = function.__qualname__.rpartition("<locals>.")[2]
+    section = docstring_section(function.__doc__ or "")
+    if section is None:
+        raise ContractError(_why_no_contract(name, function), **_place(function))
+    text, line, indent = section
+    return parse_body(text, name, _parameters(function), _docstring_source(function, text, line, indent))
+
+
+def _why_no_contract(name: str, function: FunctionType) -> str:
+    if sys.flags.optimize >= 2 and not function.__doc__:
+        return (
+            f"{name} has no docstring because python -OO removes docstrings, and its contract with it; "
+            f"run with -O or less, or hand the contract to og.guard as a string or from a .contract file"
+        )
+    has = "its docstring has no `Contract:` section" if function.__doc__ else "it has no docstring"
+    return f"no contract found for {name}: {has}; add one, or hand the contract to og.guard as a string"
+
+
+def _place(function: FunctionType) -> dict[str, Any]:
+    return {"file": function.__code__.co_filename, "line": function.__code__.co_firstlineno}
+
+
+def _docstring_source(function: FunctionType, text: str, line: int, indent: int) -> Source:
+    """Where the contract stands in the function's file, as far as the file is there."""
+    file, first = function.__code__.co_filename, function.__code__.co_firstlineno
+    try:
+        lines, _ = inspect.getsourcelines(function)
+    except (OSError, TypeError, SyntaxError):
+        return Source(f"<docstring of {function.__qualname__}>", text)
+    for number, content in enumerate(lines):
+        if content.strip().endswith("Contract:") and content.strip().strip("\"'rRuU") == "Contract:":
+            shown = linecache.getline(file, first + number + 1)
+            return Source(file, text, first + number + 1, len(shown) - len(shown.lstrip()) if shown.strip() else indent)
+    return Source(file, text, first + line, indent)
+
+
+def _parameters(function: FunctionType) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)
+
+
+# ---------------------------------------------------------------- guard
+
+
+@overload
+def guard(target: F) -> F: ...
+@overload
+def guard(target: str | Contract) -> Callable[[F], F]: ...
+def guard(target: Any) -> Any:
+    """Guard a function of your own.
+
+    `@guard` reads the contract from the `Contract:` section of the docstring, `@guard("…")` takes the body of a
+    contract as text, `@guard(contract)` one that `load` has read. Returns a guarded function of the same name,
+    signature and docstring; the one handed in is left as it is. Parameters that the contract does not mention are
+    free.
+
+    A call that breaks a certain rule raises GuardError before the function runs. Raises ContractError when there is
+    no contract or it is wrong, TypeError for what is not a plain Python function.
+    """
+    if isinstance(target, str):
+        return lambda function: _guarded(function, _body_contract(target, _plain_function(function)))
+    if isinstance(target, Contract):
+        return lambda function: _guarded(function, _fitting(target, _plain_function(function)))
+    return _guarded(target, _contract_of(_plain_function(target)))
+
+
+def _plain_function(target: Any) -> FunctionType:
+    if not isinstance(target, FunctionType):
+        raise TypeError(
+            f"og.guard takes a Python function, a contract as text, or a loaded contract; got {type(target).__name__}"
+        )
+    return target
+
+
+def _body_contract(text: str, function: FunctionType) -> Contract:
+    return parse_body(text, function.__qualname__.rpartition("<locals>.")[2], _parameters(function))
+
+
+def _fitting(contract: Contract, function: FunctionType) -> Contract:
+    parameters = _parameters(function)
+    for name in contract.parameters:
+        if name not in parameters:
+            raise ContractError(
+                f"the contract {contract.name} has a parameter {name!r} that {function.__qualname__} lacks"
+                f"{suggestion(name, parameters)}",
+                file=contract.source.file,
+                line=contract.source.first_line,
+            )
+    return contract
+
+
+def _guarded(function: Any, contract: Contract) -> Any:
+    _check_order(contract)
+    copy = copy_function(function)
+    operator = function.__qualname__.rpartition("<locals>.")[2]
+    made = _make_guard(contract, operator, f"{function.__module__}.{function.__qualname__}", USER_DEFAULTS)
+    site = Site(copy, made)
+    setattr(copy, _ATTRIBUTE, site)
+    _user_sites.add(site)
+    site.adjust()
+    return copy
+
+
+def _make_guard(contract: Contract, operator: str, site: str, defaults: Policy) -> Guard:
+    return Guard(
+        contract,
+        operator=operator,
+        site=site,
+        defaults=defaults,
+        reporter=_dispatcher,
+        tally=tally if tally.counting else None,
+    )
+
+
+# ---------------------------------------------------------------- install
+
+
+def install(*libraries: str) -> Report:
+    """Guard the operators of libraries, `install("transformers")`: those loaded now and those loaded later.
+
+    Returns what was guarded and what was refused, with reasons. A library that is not installed is a refusal; doing
+    it again changes nothing. Raises InstallError for a library that nothing is known of.
+    """
+    if not libraries:
+        raise InstallError(f"name the libraries to guard; known: {', '.join(_INTEGRATIONS)}")
+    _known_libraries(libraries)
+    for library in libraries:
+        if library not in _installers:
+            _installers[library] = Installer(_INTEGRATIONS[library](), _guard_for)
+        _installers[library].install()
+    return _report(libraries)
+
+
+def uninstall(*libraries: str) -> list[Refusal]:
+    """Take the guards of these libraries away (of all, without names) and restore what was there.
+
+    Returns the places that somebody else has changed since; they are left alone. Raises InstallError for a library
+    that nothing is known of.
+    """
+    _known_libraries(libraries)
+    left: list[Refusal] = []
+    for library in libraries or tuple(_installers):
+        installer = _installers.pop(library, None)
+        if installer is not None:
+            left += installer.uninstall()
+    return left
+
+
+@contextlib.contextmanager
+def installed(*libraries: str) -> Iterator[Report]:
+    """A `with` block in which libraries are guarded; those that were guarded before stay so afterwards."""
+    before = set(_installers)
+    report = install(*libraries)
+    try:
+        yield report
+    finally:
+        fresh = [library for library in dict.fromkeys(libraries) if library not in before]
+        if fresh:
+            uninstall(*fresh)
+
+
+def status() -> Report:
+    """What is guarded at this moment and what was refused, in all installed libraries."""
+    return _report(tuple(_installers))
+
+
+def _known_libraries(libraries: tuple[str, ...]) -> None:
+    for library in libraries:
+        if library not in _INTEGRATIONS:
+            known = ", ".join(_INTEGRATIONS)
+            raise InstallError(f"nothing is known of {library!r}{suggestion(str(library), _INTEGRATIONS)}; known: {known}")
+
+
+def _guard_for(candidate: Candidate) -> Guard:
+    assert candidate.contract is not None  # noqa: S101 - a candidate without one is refused before
+    return _make_guard(candidate.contract, candidate.operator, candidate.site, candidate.defaults)
+
+
+def _report(libraries: tuple[str, ...]) -> Report:
+    installers = [_installers[library] for library in dict.fromkeys(libraries) if library in _installers]
+    return Report(
+        libraries=[installer.library for installer in installers],
+        guarded=[site.name for installer in installers for site in installer.sites],
+        refused=[refusal for installer in installers for refusal in installer.refused],
+    )
+
+
+def _adjust() -> None:
+    for site in list(_user_sites):
+        site.adjust()
+    for installer in list(_installers.values()):
+        installer.adjust()
+
+
+on_change(_adjust)
+
+
+def count_checks() -> None:
+    """Count checked calls in `tally` from now on, in guards made from now on; costs a few nanoseconds a call."""
+    tally.counting = True

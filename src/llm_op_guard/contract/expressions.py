@@ -1,0 +1,156 @@
+"""Which Python expressions the language has, and what one of them reads."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Iterable
+
+from llm_op_guard.contract.model import Source, path_of
+from llm_op_guard.contract.vocabulary import FUNCTIONS
+
+_BINARY = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
+_UNARY = (ast.Not, ast.USub, ast.UAdd)
+_COMPARE = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Is, ast.IsNot, ast.In, ast.NotIn)
+# An integer literal past this many bits cannot be a size, an id or a bound of any dtype.
+_MAX_BITS = 128
+
+
+def check_expression(node: ast.expr, source: Source, *, as_text: bool = False) -> None:
+    """Raise ContractError unless `node` is an expression of the language; `as_text` also admits f-strings."""
+    match node:
+        case ast.Constant(value=value):
+            _check_constant(node, value, source)
+        case ast.Name():
+            if node.id.startswith("__"):
+                raise source.error(f"{node.id!r}: names do not begin with two underscores", node)
+        case ast.Attribute():
+            if node.attr.startswith("__"):
+                raise source.error(f"{node.attr!r} cannot be read", node)
+            check_expression(node.value, source)
+        case ast.Subscript():
+            if not _is_index(node.slice):
+                raise source.error("an index is an integer or a text", node.slice)
+            check_expression(node.value, source)
+        case ast.UnaryOp(op=op) if isinstance(op, _UNARY):
+            check_expression(node.operand, source)
+        case ast.BinOp(op=op) if isinstance(op, _BINARY):
+            check_expression(node.left, source, as_text=as_text)
+            check_expression(node.right, source, as_text=as_text)
+        case ast.BinOp(op=ast.BitOr()):
+            raise source.error("| joins types, not values: write `x in (a, b)` or `or`", node)
+        case ast.BoolOp():
+            for value in node.values:
+                check_expression(value, source)
+        case ast.Compare(ops=ops) if all(isinstance(op, _COMPARE) for op in ops):
+            _check_compare(node, source)
+        case ast.IfExp():
+            check_expression(node.test, source)
+            check_expression(node.body, source, as_text=as_text)
+            check_expression(node.orelse, source, as_text=as_text)
+        case ast.Call():
+            _check_call(node, source)
+        case ast.Tuple() | ast.List():
+            for item in node.elts:
+                check_expression(item.value if isinstance(item, ast.Starred) else item, source)
+        case ast.JoinedStr() if as_text:
+            for part in node.values:
+                if isinstance(part, ast.FormattedValue):
+                    if part.format_spec is not None or part.conversion != -1:
+                        raise source.error("a text shows plain values: {name}, without format", part)
+                    check_expression(part.value, source)
+        case ast.JoinedStr():
+            raise source.error("f-strings stand in because= and hint= only", node)
+        case _:
+            raise source.error(f"{_describe(node)} not in the language", node)
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """`; did you mean X?` when some known word is near, else nothing."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def names_in(node: ast.AST) -> dict[str, ast.Name]:
+    """Every name that an expression reads (functions that it calls left out), each at its first place."""
+    functions = {call.func for call in ast.walk(node) if isinstance(call, ast.Call)}
+    found: dict[str, ast.Name] = {}
+    for child in ast.walk(node):
+        if isinstance(child, ast.Name) and child not in functions:
+            found.setdefault(child.id, child)
+    return found
+
+
+def calls_in(node: ast.AST) -> list[str]:
+    """The names of the functions that an expression calls."""
+    return [call.func.id for call in ast.walk(node) if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)]
+
+
+def _check_constant(node: ast.expr, value: object, source: Source) -> None:
+    if value is Ellipsis or isinstance(value, bytes | complex):
+        raise source.error(f"the constant {value!r} is not in the language", node)
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+        raise source.error("the integer is too large", node)
+
+
+def _check_compare(node: ast.Compare, source: Source) -> None:
+    for op, right in zip(node.ops, node.comparators, strict=True):
+        if isinstance(op, ast.Is | ast.IsNot) and not (
+            isinstance(right, ast.Constant) and (right.value is None or isinstance(right.value, bool))
+        ):
+            raise source.error("`is` compares with None, True or False; use == otherwise", right)
+    for operand in (node.left, *node.comparators):
+        check_expression(operand, source)
+
+
+def _check_call(node: ast.Call, source: Source) -> None:
+    if not isinstance(node.func, ast.Name):
+        raise source.error("methods are never called; functions are those of the language's table", node.func)
+    function = FUNCTIONS.get(node.func.id)
+    if function is None:
+        raise source.error(f"unknown function {node.func.id!r}{suggestion(node.func.id, FUNCTIONS)}", node.func)
+    names = [name for name, _ in function.arguments]
+    given = len(node.args)
+    for keyword in node.keywords:
+        if keyword.arg is None or keyword.arg not in names[given:]:
+            raise source.error(f"{function.signature} has no argument {keyword.arg!r} left", keyword)
+    total = given + len(node.keywords)
+    missing = [n for n in names[given : function.least] if n not in {k.arg for k in node.keywords}]
+    if missing or (total > len(names) and not function.variadic):
+        raise source.error(f"{function.signature} takes {_count(function.least, len(names))}; {total} given", node)
+    for argument in node.args:
+        if isinstance(argument, ast.Starred):
+            raise source.error("arguments are written one by one", argument)
+        check_expression(argument, source)
+    for keyword in node.keywords:
+        check_expression(keyword.value, source)
+    for (_, kind), argument in zip(function.arguments, node.args, strict=False):
+        if kind in ("path", "tensor", "owner") and path_of(argument) is None:
+            raise source.error(f"{function.name} takes a parameter or what can be read from one", argument)
+
+
+def _count(least: int, most: int) -> str:
+    return f"{least} arguments" if least == most else f"{least} to {most} arguments"
+
+
+def _is_index(node: ast.expr) -> bool:
+    match node:
+        case ast.Constant(value=int() | str()):
+            return True
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int())):
+            return True
+    return False
+
+
+def _describe(node: ast.expr) -> str:
+    names = {
+        ast.Lambda: "lambda is",
+        ast.NamedExpr: "the walrus is",
+        ast.GeneratorExp: "this comprehension is",
+        ast.ListComp: "comprehensions are",
+        ast.SetComp: "comprehensions are",
+        ast.DictComp: "comprehensions are",
+        ast.Await: "await is",
+        ast.Starred: "a star here is",
+    }
+    return names.get(type(node), f"{type(node).__name__} is")

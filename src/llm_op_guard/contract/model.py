@@ -1,0 +1,412 @@
+"""What a contract is once it has been read: statements, types and where each stands in its text.
+
+Everything here is immutable. Expressions stay Python syntax trees (restricted by `parse`), are never executed,
+and print themselves with `ast.unparse`, so two spellings of one expression are equal.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from llm_op_guard.errors import ContractError
+
+CostClass = Literal["A", "B"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Text that a contract was read from; turns a syntax node into a place for an error."""
+
+    file: str
+    text: str
+    first_line: int = 1
+    indent: int = 0
+
+    def error(self, problem: str, node: ast.AST | None = None) -> ContractError:
+        """The error for `problem` at `node` (the start of the text when there is none)."""
+        line = getattr(node, "lineno", 1)
+        offset = getattr(node, "col_offset", 0)
+        return self.error_at(problem, line, offset)
+
+    def error_at(self, problem: str, line: int, byte_offset: int = 0) -> ContractError:
+        """The error for `problem` at a 1-based `line` and a 0-based offset in UTF-8 bytes, as `ast` counts them."""
+        lines = self.text.splitlines() or [""]
+        shown = lines[min(line, len(lines)) - 1]
+        column = len(shown.encode("utf-8", "surrogatepass")[:byte_offset].decode("utf-8", "replace"))
+        return ContractError(
+            problem,
+            file=self.file,
+            line=self.first_line + line - 1,
+            column=self.indent + column + 1,
+            text=" " * self.indent + shown,
+        )
+
+
+@dataclass(frozen=True)
+class Expr:
+    """One expression of the language: a syntax tree that `parse` has restricted."""
+
+    text: str
+    node: ast.expr = field(compare=False, repr=False)
+
+    @classmethod
+    def of(cls, node: ast.expr) -> Expr:
+        """Wrap a syntax tree."""
+        return cls(ast.unparse(node), node)
+
+    @cached_property
+    def symbol(self) -> str | None:
+        """The name, when the expression is nothing but one."""
+        return self.node.id if isinstance(self.node, ast.Name) else None
+
+
+@dataclass(frozen=True)
+class Path:
+    """A parameter or assigned name, and what is read from it: `q`, `self.weight`, `kwargs["input_ids"]`, `result[0]`.
+
+    `steps` are attribute names (`".weight"`) and literal keys (`["input_ids"]`, `[0]`).
+    """
+
+    root: str
+    steps: tuple[str | tuple[str | int], ...] = ()
+
+    def __str__(self) -> str:
+        return self.root + "".join(f".{step}" if isinstance(step, str) else f"[{step[0]!r}]" for step in self.steps)
+
+
+# ---------------------------------------------------------------- types
+
+
+@dataclass(frozen=True)
+class DtypeName:
+    """One exact dtype, `float32`."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class DtypeSet:
+    """A named set of dtypes: floating, half, integer, boolean, complexes, any."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class DtypeSymbol:
+    """`T`: the same dtype wherever it stands."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class DtypeOf:
+    """`weight.dtype`: the dtype of another tensor."""
+
+    path: Path
+
+
+Dtype = DtypeName | DtypeSet | DtypeSymbol | DtypeOf
+
+
+@dataclass(frozen=True)
+class Size:
+    """One dimension that equals an expression; a bare symbol binds."""
+
+    expr: Expr
+
+
+@dataclass(frozen=True)
+class SizeOneOf:
+    """`B | 1`: one dimension that equals one of several expressions; never binds."""
+
+    options: tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
+class AnySize:
+    """`_`: one dimension of any size."""
+
+
+@dataclass(frozen=True)
+class Rest:
+    """`...` (no name) or `*lead`: any number of dimensions."""
+
+    name: str | None
+
+
+@dataclass(frozen=True)
+class RestOf:
+    """`*q.shape`: the dimensions of another tensor."""
+
+    path: Path
+
+
+Dim = Size | SizeOneOf | AnySize | Rest | RestOf
+
+
+@dataclass(frozen=True)
+class DeviceSymbol:
+    """`dev`: the same device wherever it stands."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class DeviceType:
+    """`cpu`, `cuda`, …: any device of that type."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class DeviceOf:
+    """`weight.device`: the device of another tensor."""
+
+    path: Path
+
+
+Device = DeviceSymbol | DeviceType | DeviceOf
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """A tensor: one of several dtypes, dimensions (`None`: any shape), one of several devices (`None`: any)."""
+
+    dtypes: tuple[Dtype, ...]
+    dims: tuple[Dim, ...] | None
+    devices: tuple[Device, ...] | None
+    text: str = field(compare=False)
+
+    @property
+    def rest_index(self) -> int | None:
+        """Where the one dimension of open length stands, if there is one."""
+        for index, dim in enumerate(self.dims or ()):
+            if isinstance(dim, Rest | RestOf):
+                return index
+        return None
+
+    def accepts_rank(self, rank: int) -> bool:
+        """Whether a tensor of that rank can match, sizes apart."""
+        if self.dims is None:
+            return True
+        if self.rest_index is None:
+            return rank == len(self.dims)
+        return rank >= len(self.dims) - 1
+
+
+@dataclass(frozen=True)
+class NoneType:
+    """`None`."""
+
+    text: str = "None"
+
+
+@dataclass(frozen=True)
+class ScalarType:
+    """`int`, `float`, `bool`, `str`, `dict`, `callable`, `object`."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class LiteralType:
+    """One value: `"left"`, `3`."""
+
+    value: str | int | float | bool
+    text: str
+
+
+@dataclass(frozen=True)
+class Like:
+    """`like(x)`: x's dtype, shape and device as they are at entry."""
+
+    path: Path
+    text: str
+
+
+@dataclass(frozen=True)
+class TupleType:
+    """A tuple (or list) of exactly these items."""
+
+    items: tuple[Type, ...]
+    text: str
+
+
+Alternative = TensorType | NoneType | ScalarType | LiteralType | Like | TupleType
+
+
+@dataclass(frozen=True)
+class Type:
+    """One alternative, or several of which the first that fits by None, type, rank and dtype commits."""
+
+    alternatives: tuple[Alternative, ...]
+    text: str = field(compare=False)
+
+
+# ---------------------------------------------------------------- statements
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a rule holds, what probably went wrong when it does not, and whether breaking it is wrong for sure."""
+
+    because: Expr | None = None
+    hint: Expr | None = None
+    certain: bool = True
+
+
+@dataclass(frozen=True)
+class Declare:
+    """`path: type`; `returns: type` declares the path `result`."""
+
+    path: Path
+    type: Type
+    reason: Reason
+    node: ast.AST = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Assign:
+    """`names = expr`; several names take a sequence apart."""
+
+    names: tuple[str, ...]
+    expr: Expr
+    node: ast.AST = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Require:
+    """`require(expr, id=, because=, hint=, certain=, error=)`."""
+
+    expr: Expr
+    id: str
+    reason: Reason
+    error: str | None
+    node: ast.AST = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class If:
+    """`if`/`elif`/`else`; an `elif` is an `If` alone in `orelse`."""
+
+    test: Expr
+    body: tuple[Statement, ...]
+    orelse: tuple[Statement, ...]
+    node: ast.AST = field(compare=False, repr=False)
+
+
+Statement = Declare | Assign | Require | If
+Leaf = Declare | Assign | Require
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A branch that a statement stands in: it applies when `test` came out as `wanted`."""
+
+    test: Expr
+    wanted: bool
+
+
+@dataclass(frozen=True)
+class Clause:
+    """A statement without its nesting: what it says, the branches it stands in, what it costs, when it runs."""
+
+    statement: Leaf
+    conditions: tuple[Condition, ...]
+    cost_class: CostClass = "A"
+    after_call: bool = False
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One thing that a call can break."""
+
+    id: str
+    cost_class: CostClass
+    certain: bool
+    statement: Leaf = field(compare=False, repr=False)
+
+
+SymbolKind = Literal["size", "sizes", "dtype", "device"]
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What an operator requires of its arguments and promises of its result.
+
+    `parameters` are the operator's parameter names in order; `symbols` the names that stand for sizes, groups of
+    sizes, dtypes and devices; `assigned` the names that the contract itself defines.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    doc: str
+    body: tuple[Statement, ...]
+    source: Source = field(compare=False, repr=False)
+    symbols: dict[str, SymbolKind] = field(compare=False, repr=False, default_factory=dict)
+    clauses: tuple[Clause, ...] = field(compare=False, repr=False, default=())
+    rules: tuple[Rule, ...] = field(compare=False, repr=False, default=())
+
+    @cached_property
+    def assigned(self) -> frozenset[str]:
+        """Names that the contract defines with `=`."""
+        return frozenset(
+            name for clause in self.clauses if isinstance(clause.statement, Assign) for name in clause.statement.names
+        )
+
+    @cached_property
+    def text(self) -> str:
+        """The contract in normal form: two contracts that say the same in the same order have the same text."""
+        lines = [f"def {self.name}({', '.join(self.parameters)}):"]
+        lines += [f"    {line}" for line in _render(self.body)] or ["    pass"]
+        return "\n".join(lines) + "\n"
+
+    @cached_property
+    def hash(self) -> str:
+        """Twelve hex digits of the SHA-256 of `text`."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:12]
+
+    @property
+    def id(self) -> str:
+        """`file:name`, the file without its folder."""
+        file = self.source.file.replace("\\", "/").rsplit("/", 1)[-1]
+        return f"{file}:{self.name}"
+
+
+def _render(body: tuple[Statement, ...]) -> Iterator[str]:
+    for statement in body:
+        if isinstance(statement, If):
+            yield f"if {statement.test.text}:"
+            yield from (f"    {line}" for line in _render(statement.body))
+            if statement.orelse:
+                yield "else:"
+                yield from (f"    {line}" for line in _render(statement.orelse))
+        else:
+            yield ast.unparse(statement.node)
+
+
+def path_of(node: ast.expr) -> Path | None:
+    """The path that an expression spells, or None when it is not a plain path."""
+    steps: list[str | tuple[str | int]] = []
+    while True:
+        match node:
+            case ast.Attribute(value=value, attr=attr):
+                steps.append(attr)
+                node = value
+            case ast.Subscript(value=value, slice=ast.Constant(value=str() | int() as key)):
+                steps.append((key,))
+                node = value
+            case ast.Subscript(
+                value=value, slice=ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() as key))
+            ):
+                steps.append((-key,))
+                node = value
+            case ast.Name(id=root):
+                return Path(root, tuple(reversed(steps)))
+            case _:
+                return None

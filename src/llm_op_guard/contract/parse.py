@@ -1,0 +1,299 @@
+"""Text → statements. Contract text is Python syntax read with `ast`; nothing in it is ever executed.
+
+`parse_file` reads stubs, `parse_body` the statements of one contract, `docstring_section` finds them in a docstring.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path as FilePath
+
+from llm_op_guard.contract.expressions import check_expression, suggestion
+from llm_op_guard.contract.model import (
+    Assign,
+    Contract,
+    Declare,
+    Expr,
+    If,
+    Path,
+    Reason,
+    Require,
+    Source,
+    Statement,
+    path_of,
+)
+from llm_op_guard.contract.types import parse_type
+from llm_op_guard.contract.validate import validated
+from llm_op_guard.contract.vocabulary import FUNCTIONS, KEYWORDS
+from llm_op_guard.errors import GUARD_ERRORS, ContractError
+
+# Far above any real contract; keeps a hostile text from exhausting the parser.
+MAX_CHARACTERS = 500_000
+MAX_NESTING = 60
+
+
+def parse_file(path: str | FilePath) -> dict[str, Contract]:
+    """Read a `.contract` file: one contract for each stub, by name.
+
+    Raises ContractError when the file cannot be read as UTF-8 text or any contract in it is wrong.
+    """
+    file = FilePath(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ContractError(f"cannot read the file: {error.strerror or error}", file=str(file)) from None
+    except UnicodeDecodeError as error:
+        raise ContractError(f"the file is not UTF-8 text (byte {error.start})", file=str(file)) from None
+    return parse_stubs(text, str(file))
+
+
+def parse_stubs(text: str, file: str = "<contract>") -> dict[str, Contract]:
+    """Read the text of a `.contract` file."""
+    source = Source(file, text)
+    contracts: dict[str, Contract] = {}
+    for position, node in enumerate(_syntax(source)):
+        match node:
+            case ast.FunctionDef():
+                if node.name in contracts:
+                    raise source.error(f"a second contract is named {node.name!r}; names in one file differ", node)
+                contracts[node.name] = _stub(node, source)
+            case ast.Expr(value=ast.Constant(value=str())) if position == 0:
+                pass  # what the file says of itself
+            case _:
+                raise source.error("a contract file holds stubs: def operator(arguments): …", node)
+    if not contracts:
+        raise source.error("no contract here; write one as a stub: def operator(arguments): …")
+    return contracts
+
+
+def parse_body(text: str, name: str, parameters: Sequence[str], source: Source | None = None) -> Contract:
+    """Read the statements of one contract for an operator with these parameters.
+
+    `source` places errors when the text is a part of a larger file; the text is dedented.
+    """
+    source = source or Source(f"<contract of {name}>", _dedented(text))
+    body = _syntax(source)
+    doc = ""
+    if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+        doc, body = _doc(body[0], source), body[1:]
+    if not body:
+        raise source.error("the contract is empty; declare an argument (name: type) or write require(…)")
+    return validated(
+        Contract(
+            name=name,
+            parameters=tuple(parameters),
+            doc=doc,
+            body=_statements(body, source),
+            source=source,
+        )
+    )
+
+
+def docstring_section(doc: str) -> tuple[str, int, int] | None:
+    """The `Contract:` section of a docstring: (its dedented text, its first line counted from 0, its indent)."""
+    lines = doc.expandtabs().splitlines()
+    for number, line in enumerate(lines):
+        if re.fullmatch(r"\s*Contract:\s*", line):
+            break
+    else:
+        return None
+    heading = _indent(line)
+    section: list[str] = []
+    for line in lines[number + 1 :]:
+        if line.strip() and _indent(line) <= heading:
+            break
+        section.append(line)
+    while section and not section[-1].strip():
+        section.pop()
+    indent = min((_indent(line) for line in section if line.strip()), default=0)
+    return "\n".join(line[indent:] for line in section), number + 1, indent
+
+
+# ---------------------------------------------------------------- syntax
+
+
+def _syntax(source: Source) -> list[ast.stmt]:
+    if len(source.text) > MAX_CHARACTERS:
+        raise source.error(f"the text has {len(source.text)} characters; at most {MAX_CHARACTERS} are read")
+    try:
+        module = ast.parse(source.text)
+    except SyntaxError as error:
+        offset = len((error.text or "")[: max((error.offset or 1) - 1, 0)].encode())
+        raise source.error_at(f"not Python syntax: {error.msg}", error.lineno or 1, offset) from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise source.error(f"cannot be read: {str(error) or 'nested too deeply'}") from None
+    for statement in module.body:
+        _limit_nesting(statement, source)
+    return module.body
+
+
+def _limit_nesting(statement: ast.stmt, source: Source) -> None:
+    level: list[ast.AST] = [statement]
+    for _ in range(MAX_NESTING):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        if not level:
+            return
+    raise source.error(f"nested deeper than {MAX_NESTING} levels", statement)
+
+
+def _stub(node: ast.FunctionDef, source: Source) -> Contract:
+    if node.decorator_list:
+        raise source.error("a stub has no decorators", node.decorator_list[0])
+    arguments = node.args
+    everything = [*arguments.posonlyargs, *arguments.args, arguments.vararg, *arguments.kwonlyargs, arguments.kwarg]
+    body, doc = node.body, ""
+    if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+        doc, body = _doc(body[0], source), body[1:]
+    for argument in everything:
+        if argument is not None and argument.annotation is not None:
+            raise source.error("types stand in the body, as statements: name: type", argument.annotation)
+    return validated(
+        Contract(
+            name=node.name,
+            parameters=tuple(argument.arg for argument in everything if argument is not None),
+            doc=doc,
+            body=_statements(body, source),
+            source=source,
+        )
+    )
+
+
+def _doc(node: ast.Expr, source: Source) -> str:
+    if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        return textwrap.dedent(node.value.value).strip()
+    raise source.error("not a statement of the language", node)
+
+
+def _dedented(text: str) -> str:
+    return textwrap.dedent(text.expandtabs()).strip("\n")
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+# ---------------------------------------------------------------- statements
+
+
+def _statements(body: Iterable[ast.stmt], source: Source) -> tuple[Statement, ...]:
+    return tuple(_statement(node, source) for node in body if not isinstance(node, ast.Pass))
+
+
+def _statement(node: ast.stmt, source: Source) -> Statement:
+    match node:
+        case ast.AnnAssign():
+            return _declaration(node, source)
+        case ast.Assign(targets=[target]):
+            return Assign(_names(target, source), _expression(node.value, source), node)
+        case ast.If():
+            return If(
+                _expression(node.test, source),
+                _statements(node.body, source),
+                _statements(node.orelse, source),
+                node,
+            )
+        case ast.Expr(value=ast.Call(func=ast.Name(id="require")) as call):
+            return _require(call, node, source)
+        case ast.Expr(value=ast.Call(func=ast.Name(id=name) as function)):
+            raise source.error(f"unknown statement {name!r}{suggestion(name, ['require'])}", function)
+        case ast.Assert():
+            raise source.error("write require(…): assert vanishes under python -O", node)
+    raise source.error(
+        "not a statement of the language; known are: name: type, name = expression, if/elif/else, require(…), returns: type",
+        node,
+    )
+
+
+def _declaration(node: ast.AnnAssign, source: Source) -> Declare:
+    target = path_of(node.target)
+    if target is None:
+        raise source.error("a declaration names a parameter or what can be read from one", node.target)
+    path = Path("result", target.steps) if target.root == "returns" else target
+    reason = Reason()
+    if node.value is not None:
+        match node.value:
+            case ast.Call(func=ast.Name(id="why"), args=[]):
+                reason = _keywords(node.value, source, "because", "hint", "certain")[0]
+            case _:
+                raise source.error("behind a type only = why(because=…, hint=…, certain=…) may stand", node.value)
+    return Declare(path, parse_type(node.annotation, source), reason, node)
+
+
+def _require(call: ast.Call, node: ast.stmt, source: Source) -> Require:
+    if len(call.args) != 1:
+        raise source.error("require takes one condition, then id=, because=, hint=, certain=, error=", call)
+    reason, rule_id, error = _keywords(call, source, "id", "because", "hint", "certain", "error")
+    expr = _expression(call.args[0], source)
+    return Require(expr, rule_id or expr.text, reason, error, node)
+
+
+def _keywords(call: ast.Call, source: Source, *allowed: str) -> tuple[Reason, str | None, str | None]:
+    """The keywords of `why` and `require`: the reason, the id, the error."""
+    seen: dict[str, ast.expr] = {}
+    for keyword in call.keywords:
+        if keyword.arg is None or keyword.arg not in allowed:
+            raise source.error(
+                f"unknown keyword {keyword.arg!r}{suggestion(keyword.arg or '', allowed)}; known: {', '.join(allowed)}",
+                keyword,
+            )
+        if keyword.arg in seen:
+            raise source.error(f"{keyword.arg}= is given twice", keyword)
+        seen[keyword.arg] = keyword.value
+    certain = True
+    if "certain" in seen:
+        match seen["certain"]:
+            case ast.Constant(value=bool() as certain):
+                pass
+            case other:
+                raise source.error("certain= is True or False", other)
+    reason = Reason(
+        because=_text(seen.get("because"), source), hint=_text(seen.get("hint"), source), certain=certain
+    )
+    return reason, _id(seen.get("id"), source), _error(seen.get("error"), source)
+
+
+def _text(node: ast.expr | None, source: Source) -> Expr | None:
+    if node is None or (isinstance(node, ast.Constant) and node.value is None):
+        return None
+    check_expression(node, source, as_text=True)
+    return Expr.of(node)
+
+
+def _id(node: ast.expr | None, source: Source) -> str | None:
+    match node:
+        case None:
+            return None
+        case ast.Constant(value=str() as rule_id) if rule_id.strip():
+            return rule_id
+    raise source.error("id= is a short text", node)
+
+
+def _error(node: ast.expr | None, source: Source) -> str | None:
+    match node:
+        case None:
+            return None
+        case ast.Name(id=name) if name in GUARD_ERRORS:
+            return name
+    raise source.error(f"error= is one of {', '.join(GUARD_ERRORS)}", node)
+
+
+def _names(target: ast.expr, source: Source) -> tuple[str, ...]:
+    items: Sequence[ast.expr] = target.elts if isinstance(target, ast.Tuple) else [target]
+    names = []
+    for item in items:
+        if not isinstance(item, ast.Name):
+            raise source.error("only names can be assigned to", item)
+        if item.id in KEYWORDS or item.id in FUNCTIONS or item.id == "result":
+            raise source.error(f"{item.id!r} has a meaning in the language; choose another name", item)
+        names.append(item.id)
+    return tuple(names)
+
+
+def _expression(node: ast.expr, source: Source) -> Expr:
+    check_expression(node, source)
+    return Expr.of(node)
+
+

@@ -1,0 +1,461 @@
+"""What a contract's statements mean together: symbols, branches, rules, cost classes; and what is refused at load."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from llm_op_guard.contract.expressions import calls_in, names_in, suggestion
+from llm_op_guard.contract.model import (
+    Alternative,
+    Assign,
+    Clause,
+    Condition,
+    Contract,
+    CostClass,
+    Declare,
+    DeviceOf,
+    DeviceSymbol,
+    Dtype,
+    DtypeName,
+    DtypeOf,
+    DtypeSet,
+    DtypeSymbol,
+    Expr,
+    If,
+    Leaf,
+    Like,
+    LiteralType,
+    NoneType,
+    Path,
+    Require,
+    Rest,
+    RestOf,
+    Rule,
+    ScalarType,
+    Size,
+    SizeOneOf,
+    Statement,
+    SymbolKind,
+    TensorType,
+    TupleType,
+    Type,
+    path_of,
+)
+from llm_op_guard.contract.solve import inverse
+from llm_op_guard.contract.vocabulary import DEVICE_TYPES, DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, KEYWORDS
+
+# Names that an expression may use for what they are: dtypes and sets of them.
+_CONSTANTS = frozenset({*DTYPE_NAMES, *DTYPE_SETS})
+
+
+def validated(contract: Contract) -> Contract:
+    """The same contract with its symbols, clauses and rules filled in; raises ContractError for what is refused."""
+    _check_parameters(contract)
+    clauses = tuple(_flatten(contract.body, ()))
+    contract = replace(contract, clauses=clauses)
+    symbols = _symbols(contract)
+    contract = replace(contract, symbols=symbols)
+    for clause in clauses:
+        _check_names(clause, contract)
+        if isinstance(clause.statement, Declare):
+            _check_type(clause.statement.type, clause.statement, contract)
+    _check_assignments(contract)
+    _check_binders(contract)
+    contract = replace(contract, clauses=_classified(contract))
+    rules = tuple(rule for clause in contract.clauses for rule in _rules(clause))
+    _check_repeated(rules, contract)
+    return replace(contract, rules=rules)
+
+
+# ---------------------------------------------------------------- structure
+
+
+def _flatten(body: Iterable[Statement], conditions: tuple[Condition, ...]) -> Iterator[Clause]:
+    for statement in body:
+        if isinstance(statement, If):
+            yield from _flatten(statement.body, (*conditions, Condition(statement.test, True)))
+            yield from _flatten(statement.orelse, (*conditions, Condition(statement.test, False)))
+        else:
+            yield Clause(statement, conditions)
+
+
+def exclusive(a: Iterable[Condition], b: Iterable[Condition]) -> bool:
+    """Whether two branches can never both be taken: one wants a test true that the other wants false."""
+    wanted = {condition.test: condition.wanted for condition in a}
+    return any(wanted.get(condition.test, condition.wanted) != condition.wanted for condition in b)
+
+
+def tensor_types(declared: Type) -> Iterator[TensorType]:
+    """Every tensor alternative of a type, those inside tuples included."""
+    for alternative in declared.alternatives:
+        if isinstance(alternative, TensorType):
+            yield alternative
+        elif isinstance(alternative, TupleType):
+            for item in alternative.items:
+                yield from tensor_types(item)
+
+
+def paths_in_type(declared: Type) -> Iterator[Path]:
+    """Every path whose dtype, shape or device a type refers to."""
+    for alternative in declared.alternatives:
+        match alternative:
+            case Like(path=path):
+                yield path
+            case TupleType(items=items):
+                for item in items:
+                    yield from paths_in_type(item)
+            case TensorType(dtypes=dtypes, dims=dims, devices=devices):
+                for part in (*dtypes, *(dims or ()), *(devices or ())):
+                    if isinstance(part, DtypeOf | RestOf | DeviceOf):
+                        yield part.path
+
+
+def sizes_in(tensor: TensorType) -> Iterator[Expr]:
+    """The expressions that stand as dimensions."""
+    for dim in tensor.dims or ():
+        if isinstance(dim, Size):
+            yield dim.expr
+        elif isinstance(dim, SizeOneOf):
+            yield from dim.options
+
+
+# ---------------------------------------------------------------- names
+
+
+def _check_parameters(contract: Contract) -> None:
+    for name in contract.parameters:
+        if name in KEYWORDS or name == "result":
+            raise contract.source.error(f"a parameter named {name!r} hides a word of the language")
+
+
+def _symbols(contract: Contract) -> dict[str, SymbolKind]:
+    """The names that types use and that are neither parameters nor assigned, with what they stand for."""
+    taken = {*contract.parameters, *contract.assigned}
+    kinds: dict[str, SymbolKind] = {}
+
+    def add(name: str, kind: SymbolKind, node: ast.AST) -> None:
+        if name in taken:
+            if kind == "size":
+                return
+            raise contract.source.error(f"{name!r} is a parameter or assigned name, so it cannot stand for a {kind}", node)
+        if name in FUNCTIONS or name in KEYWORDS or name in _CONSTANTS or name in {*DEVICE_TYPES, "result"}:
+            raise contract.source.error(f"{name!r} has a meaning in the language; choose another symbol", node)
+        if kinds.setdefault(name, kind) != kind:
+            raise contract.source.error(f"{name!r} stands for a {kinds[name]} elsewhere and for a {kind} here", node)
+
+    for clause in contract.clauses:
+        if not isinstance(clause.statement, Declare):
+            continue
+        for tensor in tensor_types(clause.statement.type):
+            node = clause.statement.node
+            for dtype in tensor.dtypes:
+                if isinstance(dtype, DtypeSymbol):
+                    add(dtype.name, "dtype", node)
+            for expr in sizes_in(tensor):
+                for name, place in names_in(expr.node).items():
+                    add(name, "size", place)
+            for dim in tensor.dims or ():
+                if isinstance(dim, Rest) and dim.name is not None:
+                    add(dim.name, "sizes", node)
+            for device in tensor.devices or ():
+                if isinstance(device, DeviceSymbol):
+                    add(device.name, "device", node)
+    return kinds
+
+
+def _expressions(statement: Leaf) -> Iterator[Expr]:
+    if isinstance(statement, Assign | Require):
+        yield statement.expr
+    if isinstance(statement, Declare | Require):
+        yield from (text for text in (statement.reason.because, statement.reason.hint) if text is not None)
+
+
+def _check_names(clause: Clause, contract: Contract) -> None:
+    known = {*contract.parameters, *contract.assigned, *contract.symbols, *_CONSTANTS, "result"}
+    roots = {*contract.parameters, *contract.assigned, "result"}
+    statement = clause.statement
+    for expr in (*_expressions(statement), *(condition.test for condition in clause.conditions)):
+        for name, place in names_in(expr.node).items():
+            if name not in known:
+                raise contract.source.error(
+                    f"unknown name {name!r}{suggestion(name, known)}", place
+                )
+    if isinstance(statement, Declare):
+        for path in (statement.path, *paths_in_type(statement.type)):
+            if path.root not in roots:
+                raise contract.source.error(
+                    f"{path.root!r} is not a parameter of {contract.name}{suggestion(path.root, roots)}", statement.node
+                )
+    for expr in _expressions(statement):
+        _check_get(expr, contract)
+
+
+def _check_get(expr: Expr, contract: Contract) -> None:
+    """`has` and `get` ask whether something exists; a symbol always does, once it is bound."""
+    for call in ast.walk(expr.node):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in ("has", "get"):
+            path = path_of(call.args[0])
+            if path is not None and path.root in contract.symbols:
+                raise contract.source.error(f"{path.root!r} is a symbol; {call.func.id} takes an argument", call)
+
+
+def _check_assignments(contract: Contract) -> None:
+    seen: list[tuple[str, Clause]] = []
+    for clause in contract.clauses:
+        if not isinstance(clause.statement, Assign):
+            continue
+        for name in clause.statement.names:
+            if name in contract.parameters:
+                raise contract.source.error(f"{name!r} is a parameter; choose another name", clause.statement.node)
+            for other, earlier in seen:
+                if other == name and not exclusive(clause.conditions, earlier.conditions):
+                    raise contract.source.error(f"{name!r} is assigned twice on one path", clause.statement.node)
+            seen.append((name, clause))
+
+
+# ---------------------------------------------------------------- types
+
+
+def _check_type(declared: Type, statement: Declare, contract: Contract) -> None:
+    alternatives = declared.alternatives
+    for index, later in enumerate(alternatives):
+        for earlier in alternatives[:index]:
+            if _overlap(earlier, later):
+                raise contract.source.error(
+                    f"{earlier.text} and {later.text} cannot be told apart by None, type, rank or dtype", statement.node
+                )
+    for alternative in alternatives:
+        if isinstance(alternative, TupleType):
+            for item in alternative.items:
+                _check_type(item, statement, contract)
+
+
+def _overlap(a: Alternative, b: Alternative) -> bool:
+    match a, b:
+        case TensorType(), TensorType():
+            return _ranks_meet(a, b) and _dtypes_meet(a.dtypes, b.dtypes)
+        case (TensorType(), Like()) | (Like(), TensorType()) | (Like(), Like()):
+            return True
+        case NoneType(), NoneType():
+            return True
+        case ScalarType(text=first), ScalarType(text=second):
+            return first == second or "object" in (first, second)
+        case LiteralType(value=first), LiteralType(value=second):
+            return type(first) is type(second) and first == second
+        case TupleType(items=first), TupleType(items=second):
+            return len(first) == len(second)
+    return False
+
+
+def _ranks_meet(a: TensorType, b: TensorType) -> bool:
+    ranks = range(max(len(a.dims or ()), len(b.dims or ())) + 2)
+    return any(a.accepts_rank(rank) and b.accepts_rank(rank) for rank in ranks)
+
+
+def _dtypes_meet(a: Iterable[Dtype], b: Iterable[Dtype]) -> bool:
+    return any(_dtype_meets(x, y) for x in a for y in b)
+
+
+def _dtype_meets(a: Dtype, b: Dtype) -> bool:
+    if isinstance(a, DtypeSymbol | DtypeOf) or isinstance(b, DtypeSymbol | DtypeOf):
+        return True
+    return bool(dtype_names(a) & dtype_names(b))
+
+
+def dtype_names(dtype: DtypeName | DtypeSet) -> frozenset[str]:
+    """The exact dtype names that a name or set of dtypes stands for."""
+    if isinstance(dtype, DtypeName):
+        return frozenset({dtype.name})
+    match dtype.name:
+        case "any":
+            return frozenset(DTYPE_NAMES)
+        case "half":
+            return frozenset({"float16", "bfloat16"})
+        case "boolean":
+            return frozenset({"bool"})
+        case "floating":
+            return frozenset(name for name in DTYPE_NAMES if name.startswith(("float", "bfloat")))
+        case "integer":
+            return frozenset(name for name in DTYPE_NAMES if name.startswith(("int", "uint")))
+        case _:
+            return frozenset(name for name in DTYPE_NAMES if name.startswith("complex"))
+
+
+# ---------------------------------------------------------------- binding
+
+
+@dataclass(frozen=True)
+class Binder:
+    """A place that tells a symbol's value: directly (`solved` false) or by turning an expression round."""
+
+    symbol: str
+    clause: Clause
+    solved: bool
+
+
+def binders(contract: Contract) -> list[Binder]:
+    """Every place that binds a symbol directly, by symbol and clause."""
+    found: list[Binder] = []
+    for clause in contract.clauses:
+        if not isinstance(clause.statement, Declare):
+            continue
+        for tensor in tensor_types(clause.statement.type):
+            names = [expr.symbol for dim in tensor.dims or () if isinstance(dim, Size) for expr in [dim.expr]]
+            names += [dim.name for dim in tensor.dims or () if isinstance(dim, Rest)]
+            if len(tensor.dtypes) == 1 and isinstance(tensor.dtypes[0], DtypeSymbol):
+                names.append(tensor.dtypes[0].name)
+            if tensor.devices and len(tensor.devices) == 1 and isinstance(tensor.devices[0], DeviceSymbol):
+                names.append(tensor.devices[0].name)
+            found += [Binder(name, clause, False) for name in names if name is not None and name in contract.symbols]
+    return found
+
+
+def solvable(contract: Contract) -> list[tuple[Expr, Clause]]:
+    """The dimension expressions that are more than a symbol and hold at least one."""
+    return [
+        (dim.expr, clause)
+        for clause in contract.clauses
+        if isinstance(clause.statement, Declare)
+        for tensor in tensor_types(clause.statement.type)
+        for dim in tensor.dims or ()
+        if isinstance(dim, Size) and dim.expr.symbol is None and set(names_in(dim.expr.node)) & set(contract.symbols)
+    ]
+
+
+def _check_binders(contract: Contract) -> None:
+    known = {binder.symbol for binder in binders(contract)}
+    grown = True
+    while grown:
+        grown = False
+        for expr, _ in solvable(contract):
+            unknown = [n for n in names_in(expr.node) if n in contract.symbols and n not in known]
+            if len(unknown) == 1 and inverse(expr.node, unknown[0]) is not None:
+                known.add(unknown[0])
+                grown = True
+    for name, kind in contract.symbols.items():
+        if name not in known:
+            raise contract.source.error(
+                f"{name!r} is never bound: no argument is declared with it as a plain {_WHAT[kind]}, so nothing that "
+                f"uses it could be checked",
+                _first_use(name, contract),
+            )
+
+
+_WHAT: dict[SymbolKind, str] = {
+    "size": "dimension",
+    "sizes": "group of dimensions",
+    "dtype": "dtype",
+    "device": "device",
+}
+
+
+def _first_use(name: str, contract: Contract) -> ast.AST | None:
+    for clause in contract.clauses:
+        for node in ast.walk(clause.statement.node):
+            if isinstance(node, ast.Name) and node.id == name:
+                return node
+    return None
+
+
+# ---------------------------------------------------------------- cost class, time, rules
+
+
+def _classified(contract: Contract) -> tuple[Clause, ...]:
+    """Infer from everything a clause reads what it costs and whether it must wait for the result."""
+    clauses = list(contract.clauses)
+    bound_by = binders(contract)
+    changed = True
+    while changed:
+        changed = False
+        costs, late = _name_properties(contract, clauses, bound_by)
+        for index, clause in enumerate(clauses):
+            names, functions = _reads(clause)
+            costly = any(FUNCTIONS[f].cost_class == "B" for f in functions) or any(costs.get(n) == "B" for n in names)
+            after = "result" in names or any(late.get(name, False) for name in names)
+            cost_class: CostClass = "B" if costly else clause.cost_class
+            if (cost_class, after or clause.after_call) != (clause.cost_class, clause.after_call):
+                clauses[index] = replace(clause, cost_class=cost_class, after_call=after or clause.after_call)
+                changed = True
+    return tuple(clauses)
+
+
+def _name_properties(
+    contract: Contract, clauses: list[Clause], bound_by: list[Binder]
+) -> tuple[dict[str, CostClass], dict[str, bool]]:
+    """For each symbol and assigned name: the class and time of the cheapest and earliest place that gives it."""
+    current = dict(zip((id(c.statement) for c in contract.clauses), clauses, strict=True))
+    givers: dict[str, list[Clause]] = {}
+    for binder in bound_by:
+        givers.setdefault(binder.symbol, []).append(current[id(binder.clause.statement)])
+    for expr, clause in solvable(contract):
+        for name in names_in(expr.node):
+            if name in contract.symbols and name not in {b.symbol for b in bound_by}:
+                givers.setdefault(name, []).append(current[id(clause.statement)])
+    for clause in clauses:
+        if isinstance(clause.statement, Assign):
+            for name in clause.statement.names:
+                givers.setdefault(name, []).append(clause)
+    costs: dict[str, CostClass] = {
+        name: "B" if all(c.cost_class == "B" for c in places) else "A" for name, places in givers.items()
+    }
+    late = {name: all(c.after_call for c in places) for name, places in givers.items()}
+    return costs, late
+
+
+def _reads(clause: Clause) -> tuple[set[str], set[str]]:
+    """The names and functions that decide a clause's verdict (its hint and reason do not)."""
+    exprs = [condition.test.node for condition in clause.conditions]
+    names: set[str] = set()
+    if isinstance(clause.statement, Declare):
+        names.add(clause.statement.path.root)
+        names |= {path.root for path in paths_in_type(clause.statement.type)}
+    else:
+        exprs.append(clause.statement.expr.node)
+    functions: set[str] = set()
+    for node in exprs:
+        names |= set(names_in(node))
+        functions |= set(calls_in(node))
+    return names, functions
+
+
+ASPECTS = ("type", "dtype", "shape", "device")
+
+
+def _rules(clause: Clause) -> Iterator[Rule]:
+    statement = clause.statement
+    match statement:
+        case Require():
+            yield Rule(statement.id, clause.cost_class, statement.reason.certain, statement)
+        case Assign():
+            yield Rule(ast.unparse(statement.node), clause.cost_class, True, statement)
+        case Declare():
+            for path, _ in declared_paths(statement.path, statement.type):
+                for aspect in ASPECTS:
+                    yield Rule(f"{path}.{aspect}", clause.cost_class, statement.reason.certain, statement)
+
+
+def declared_paths(path: Path, declared: Type) -> Iterator[tuple[Path, Type]]:
+    """A declaration's path and, for tuples, those of the items."""
+    yield path, declared
+    for alternative in declared.alternatives:
+        if isinstance(alternative, TupleType):
+            for index, item in enumerate(alternative.items):
+                yield from declared_paths(Path(path.root, (*path.steps, (index,))), item)
+
+
+def _check_repeated(rules: tuple[Rule, ...], contract: Contract) -> None:
+    clause_of = {id(clause.statement): clause for clause in contract.clauses}
+    seen: dict[str, list[Rule]] = {}
+    for rule in rules:
+        for earlier in seen.setdefault(rule.id, []):
+            mine, other = clause_of[id(rule.statement)], clause_of[id(earlier.statement)]
+            if rule.statement is not earlier.statement and not exclusive(mine.conditions, other.conditions):
+                what = (
+                    f"{rule.statement.path} is declared twice on one path"
+                    if isinstance(rule.statement, Declare)
+                    else f"the rule {rule.id!r} stands here a second time"
+                )
+                raise contract.source.error(what, rule.statement.node)
+        seen[rule.id].append(rule)

@@ -1,0 +1,106 @@
+"""The published tables of the language: dtypes, device types, scalar types, functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from llm_op_guard.contract.model import CostClass
+
+DTYPE_NAMES = (
+    "float64", "float32", "float16", "bfloat16",
+    "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2",
+    "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool",
+    "complex128", "complex64", "complex32",
+)  # fmt: skip
+
+DTYPE_SETS: dict[str, str] = {
+    "floating": "every real floating-point dtype, float8 included",
+    "half": "float16 and bfloat16",
+    "integer": "signed and unsigned integers, not bool",
+    "boolean": "bool",
+    "complexes": "complex dtypes",
+    "any": "every dtype",
+}
+
+DEVICE_TYPES = ("cpu", "cuda", "xpu", "npu", "mps", "hpu", "xla", "meta")
+
+SCALAR_TYPES: dict[str, str] = {
+    "int": "an integer (NumPy integers and bool included)",
+    "float": "a real number (integers included)",
+    "bool": "True or False",
+    "str": "text",
+    "dict": "a dict",
+    "callable": "anything that can be called",
+    "object": "anything",
+}
+
+# What may be read from a tensor.
+TENSOR_ATTRIBUTES = ("shape", "dtype", "device", "ndim", "layout", "requires_grad")
+
+ArgumentKind = Literal["tensor", "path", "owner", "int", "number", "shape", "sequence", "object"]
+
+# Arguments of these kinds are handed over as they are; all others must be plain values.
+RAW_KINDS = ("tensor", "owner", "shape", "sequence")
+
+
+@dataclass(frozen=True)
+class Function:
+    """One function of the language: `arguments` are (name, kind); those past `required` may be left out."""
+
+    name: str
+    cost_class: CostClass
+    arguments: tuple[tuple[str, ArgumentKind], ...]
+    meaning: str
+    required: int | None = None
+    variadic: bool = False
+
+    @property
+    def signature(self) -> str:
+        """How the function is written, for messages and tables."""
+        names = [name if i < self.least else f"{name}=…" for i, (name, _) in enumerate(self.arguments)]
+        return f"{self.name}({', '.join(names)}{', …' if self.variadic else ''})"
+
+    @property
+    def least(self) -> int:
+        """How many arguments must be given."""
+        return len(self.arguments) if self.required is None else self.required
+
+
+FUNCTIONS: dict[str, Function] = {
+    function.name: function
+    for function in (
+        Function("has", "A", (("path", "path"),), "the path exists and is not None"),
+        Function("get", "A", (("path", "path"), ("default", "object")), "the path, or a default where it is absent or None"),
+        Function("len", "A", (("sequence", "sequence"),), "the length of a shape, tuple, list, dict or string"),
+        Function("min", "A", (("first", "number"),), "the smallest argument", variadic=True),
+        Function("max", "A", (("first", "number"),), "the largest argument", variadic=True),
+        Function("abs", "A", (("x", "number"),), "the absolute value"),
+        Function("ceildiv", "A", (("a", "int"), ("b", "int")), "a / b rounded up"),
+        Function("divisors", "A", (("n", "int"),), "the divisors of n, ascending"),
+        Function("numel", "A", (("x", "tensor"),), "the number of elements"),
+        Function("dense", "A", (("x", "tensor"),), "elements of the last dimension lie side by side (or it has one)"),
+        Function("stride", "A", (("x", "tensor"), ("i", "int")), "the stride of dimension i, in elements"),
+        Function(
+            "broadcasts", "A", (("shape", "shape"), ("target", "shape")),
+            "the shape broadcasts to the target without making it larger",
+        ),
+        Function(
+            "embedding_rows", "A", (("model", "owner"),),
+            "the rows of the table in which a Transformers model's own forward looks up token ids; does not apply to "
+            "a model of which that is not known for certain",
+        ),
+        Function("finite", "B", (("x", "tensor"),), "no element is NaN or infinite; holds for an empty tensor"),
+        Function(
+            "within", "B", (("x", "tensor"), ("low", "number"), ("high", "number"), ("allow", "object")),
+            "every element is at least low and below high, or is one of the sentinels given as allow=; "
+            "holds for an empty tensor",
+            required=3,
+        ),
+        Function("lowest", "B", (("x", "tensor"),), "the smallest element; does not apply to an empty tensor"),
+        Function("highest", "B", (("x", "tensor"),), "the largest element; does not apply to an empty tensor"),
+    )
+}  # fmt: skip
+
+# Words with a meaning of their own; no parameter, symbol or assigned name can be spelt so.
+KEYWORDS = frozenset({"require", "why", "like", "optional", "returns"})

@@ -1,0 +1,224 @@
+"""Evaluate one expression of the language on the values of a call. Interpreted: what `explain` stands on."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from llm_op_guard.contract.model import DtypeName, DtypeSet, Expr, Path, path_of
+from llm_op_guard.contract.validate import dtype_names
+from llm_op_guard.contract.vocabulary import DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, RAW_KINDS
+from llm_op_guard.guard import functions
+from llm_op_guard.guard.reading import (
+    INAPPLICABLE,
+    UNSET,
+    Broken,
+    NotApplicable,
+    attribute,
+    is_tensor,
+    item,
+    path_value,
+    plain,
+    present,
+)
+
+
+class Unbound(NotApplicable):
+    """A symbol or assigned name has no value (yet)."""
+
+
+BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: functions.multiply,
+    ast.Div: functions.divide,
+    ast.FloorDiv: functions.floor_divide,
+    ast.Mod: functions.modulo,
+    ast.Pow: functions.power,
+}
+
+COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: lambda a, b: a == b,
+    ast.NotEq: lambda a, b: a != b,
+    ast.Lt: lambda a, b: a < b,
+    ast.LtE: lambda a, b: a <= b,
+    ast.Gt: lambda a, b: a > b,
+    ast.GtE: lambda a, b: a >= b,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+    ast.Is: lambda a, b: a is b,
+    ast.IsNot: lambda a, b: a is not b,
+}
+
+
+class Values:
+    """The names of one call: parameters, symbols, assigned names."""
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        self.arguments = arguments
+        self.symbols: dict[str, Any] = {}
+        self.assigned: dict[str, Any] = {}
+
+    def named(self, name: str) -> Any:
+        """What a bare name stands for; raises Unbound for a name without a value."""
+        for table in (self.arguments, self.assigned, self.symbols):
+            if name in table:
+                return table[name]
+        if name in DTYPE_NAMES or name in DTYPE_SETS:
+            return dtypes_named(name)
+        raise Unbound(name)
+
+    def path(self, path: Path) -> Any:
+        """What a path leads to; raises NotApplicable where a step is absent."""
+        value = path_value(self.named(path.root), *path.steps)
+        if value is UNSET:
+            raise NotApplicable
+        return value
+
+    def evaluate(self, expr: Expr) -> Any:
+        """The value of an expression that stands in arithmetic, a comparison or a condition.
+
+        Raises NotApplicable (any of `INAPPLICABLE`) or Broken.
+        """
+        return self._value(expr.node)
+
+    def value_of(self, node: ast.expr) -> Any:
+        """The value of a part of an expression."""
+        return self._value(node)
+
+    def raw(self, node: ast.expr) -> Any:
+        """An argument as it is: tensors and objects stay what they are."""
+        match node:
+            case ast.Name(id=name):
+                return self.named(name)
+            case ast.Attribute(value=owner, attr=attr):
+                return attribute(self.raw(owner), attr)
+            case ast.Subscript(value=owner, slice=key):
+                return item(self.raw(owner), self._value(key))
+        return self._value(node)
+
+    def _value(self, node: ast.expr) -> Any:
+        match node:
+            case ast.Constant(value=value):
+                return value
+            case ast.Name(id=name) if name in DTYPE_SETS or name in DTYPE_NAMES:
+                return self.named(name)
+            case ast.Name() | ast.Attribute() | ast.Subscript():
+                return plain(self.raw(node))
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return not self._value(operand)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -self._value(operand)
+            case ast.UnaryOp(operand=operand):
+                return +self._value(operand)
+            case ast.BinOp(left=left, op=op, right=right):
+                return BINARY[type(op)](self._value(left), self._value(right))
+            case ast.BoolOp(op=op, values=parts):
+                value: Any = None
+                for part in parts:
+                    value = self._value(part)
+                    if bool(value) is isinstance(op, ast.Or):
+                        return value
+                return value
+            case ast.Compare():
+                return self._compare(node)
+            case ast.IfExp(test=test, body=body, orelse=orelse):
+                return self._value(body if self._value(test) else orelse)
+            case ast.Tuple(elts=items) | ast.List(elts=items):
+                return tuple(self._items(items))
+            case ast.Call(func=ast.Name(id=name)):
+                return self._call(name, node)
+            case ast.JoinedStr(values=parts):
+                return "".join(self._text(part) for part in parts)
+        raise NotApplicable
+
+    def _compare(self, node: ast.Compare) -> bool:
+        # `x is None` asks about the argument itself, whatever it is.
+        if len(node.ops) == 1 and isinstance(node.ops[0], ast.Is | ast.IsNot):
+            return COMPARE[type(node.ops[0])](self.raw(node.left), self._value(node.comparators[0]))
+        left = self._value(node.left)
+        for op, comparator in zip(node.ops, node.comparators, strict=True):
+            right = self._value(comparator)
+            if not COMPARE[type(op)](left, right):
+                return False
+            left = right
+        return True
+
+    def _items(self, nodes: list[ast.expr]) -> list[Any]:
+        found: list[Any] = []
+        for node in nodes:
+            if isinstance(node, ast.Starred):
+                found.extend(self._value(node.value))
+            else:
+                found.append(self._value(node))
+        return found
+
+    def _call(self, name: str, node: ast.Call) -> Any:
+        if name in ("has", "get"):
+            path = path_of(node.args[0])
+            assert path is not None  # noqa: S101 - checked when the contract was read
+            root = self.named(path.root)
+            if name == "has":
+                return present(root, *path.steps)
+            value = path_value(root, *path.steps)
+            return self._value(node.args[1]) if value is UNSET or value is None else plain(value)
+        return functions.IMPLEMENTATIONS[name](*self.call_arguments(name, node)[0], **self.call_arguments(name, node)[1])
+
+    def call_arguments(self, name: str, node: ast.Call) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments of a function call, tensors as they are and everything else plain."""
+        kinds = FUNCTIONS[name].arguments
+        given = [
+            self.raw(argument) if kinds[min(i, len(kinds) - 1)][1] in RAW_KINDS else self._value(argument)
+            for i, argument in enumerate(node.args)
+        ]
+        return given, {keyword.arg: self._value(keyword.value) for keyword in node.keywords if keyword.arg}
+
+    def _text(self, part: ast.expr) -> str:
+        if isinstance(part, ast.FormattedValue):
+            return show(self._value(part.value))
+        return str(part.value) if isinstance(part, ast.Constant) else ""
+
+
+def text_of(values: Values, expr: Expr | None) -> str | None:
+    """A `because` or `hint`, evaluated; None where it says nothing about this call."""
+    if expr is None:
+        return None
+    try:
+        value = values.evaluate(expr)
+    except (*INAPPLICABLE, Broken):
+        return None
+    return value if isinstance(value, str) and value else None
+
+
+@cache
+def dtypes_named(name: str) -> Any:
+    """The dtype that a name stands for, or the frozenset that a set stands for."""
+    import torch  # noqa: PLC0415 - only reached where a tensor's dtype is at hand
+
+    if name in DTYPE_NAMES:
+        return getattr(torch, name, None)
+    return frozenset(
+        dtype for known in dtype_names(DtypeSet(name)) if (dtype := getattr(torch, known, None)) is not None
+    )
+
+
+def dtype_values(dtype: DtypeName | DtypeSet) -> Any:
+    """The torch dtypes that a dtype or set of a type accepts."""
+    found = dtypes_named(dtype.name)
+    return found if isinstance(found, frozenset) else frozenset({found})
+
+
+def show(value: Any) -> str:
+    """A value for a message: sizes, dtypes, devices and numbers; texts and objects only by kind."""
+    if isinstance(value, str):
+        return f"a text of {len(value)} characters"
+    if isinstance(value, tuple):
+        return f"({', '.join(show(part) for part in value)}{',' if len(value) == 1 else ''})"
+    if value is None or isinstance(value, bool | int | float):
+        return str(value)
+    if is_tensor(value):
+        return "a tensor"
+    name = str(value) if type(value).__module__ == "torch" else type(value).__name__
+    return name.removeprefix("torch.")

@@ -1,0 +1,416 @@
+"""Expressions of the language → Python source, and the names that the source uses."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Literal
+
+from llm_op_guard.contract.model import (
+    Dtype,
+    DtypeName,
+    DtypeSet,
+    Like,
+    NoneType,
+    Path,
+    ScalarType,
+    TensorType,
+    path_of,
+)
+from llm_op_guard.contract.vocabulary import DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, RAW_KINDS
+from llm_op_guard.guard.plan import Given, Plan, Step, sure
+
+Kind = Literal["number", "other"]
+
+_OPERATORS: dict[type[ast.AST], str] = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%",
+    ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
+    ast.In: "in", ast.NotIn: "not in", ast.Is: "is", ast.IsNot: "is not",
+    ast.And: "and", ast.Or: "or", ast.USub: "-", ast.UAdd: "+", ast.Not: "not ",
+}  # fmt: skip
+
+_BREAKING = {ast.Div: "_divide", ast.FloorDiv: "_floor_divide", ast.Mod: "_modulo", ast.Pow: "_power"}
+
+
+# Builtins that the generated source uses; a parameter or symbol of that name gets another one there.
+_BUILTINS = frozenset(
+    {"bool", "dict", "Exception", "float", "int", "isinstance", "len", "list", "set", "state", "str", "tuple", "type"}
+)
+
+
+class Names:
+    """The names of one check: readable, and never one that is taken."""
+
+    def __init__(self, plan: Plan) -> None:
+        contract = plan.contract
+        own = (*contract.parameters, *contract.symbols, *contract.assigned)
+        self._taken = {*own, "result", *_BUILTINS}
+        self._given: dict[str, str] = {}
+        for name in own:
+            # Names that begin with an underscore are those of the check's namespace.
+            clashes = name in _BUILTINS or name.startswith("_")
+            self._given[f"own {name}"] = self._local(f"own {name}", f"{name.lstrip('_')}_") if clashes else name
+        self.dtype_sets: dict[str, tuple[DtypeName | DtypeSet, ...]] = {}
+
+    def _local(self, key: str, wish: str) -> str:
+        if key not in self._given:
+            name = wish
+            while name in self._taken:
+                name += "_"
+            self._taken.add(name)
+            self._given[key] = name
+        return self._given[key]
+
+    def own(self, name: str) -> str:
+        """A parameter, symbol or assigned name of the contract (or `result`) as it is spelt in the source."""
+        return self._given.get(f"own {name}", name)
+
+    def path(self, path: Path) -> str:
+        """Where the value of a path is kept."""
+        return self.own(path.root) if not path.steps else self._local(f"path {path}", _slug(str(path)))
+
+    def size(self, path: Path, axis: int) -> str:
+        """Where one size of a tensor is kept."""
+        return self._local(f"size {path} {axis}", f"{_slug(str(path))}_{axis}")
+
+    def kind(self, path: Path) -> str:
+        """Where the alternative is kept that a path committed to."""
+        return self._local(f"kind {path}", f"{_slug(str(path))}_kind")
+
+    def snapshot(self, path: Path) -> str:
+        """Where the shape, dtype and device are kept that a tensor had before the call."""
+        return self._local(f"entry {path}", f"{_slug(str(path))}_at_entry")
+
+    def model(self, path: Path) -> str:
+        """Where a tensor is kept that another is compared with."""
+        return self._local(f"model {path}", f"{_slug(str(path))}_model")
+
+    def case(self, fact: str) -> str:
+        """Where the outcome of a branch test is kept."""
+        return self._local(f"case {fact}", fact)
+
+    def dtypes(self, dtypes: tuple[Dtype, ...]) -> str:
+        """The name of a set of dtypes in the namespace of the check."""
+        fixed = tuple(d for d in dtypes if isinstance(d, DtypeName | DtypeSet))
+        name = "_" + "_or_".join(d.name for d in fixed)
+        self.dtype_sets[name] = fixed
+        return name
+
+
+class ExpressionWriter:
+    """Writes the expressions of one step.
+
+    After writing: `fallible` says whether the source may raise NotApplicable, `may_break` whether it may raise
+    Broken, `hoisted` which names must be tested for None before it is evaluated.
+    """
+
+    def __init__(
+        self, plan: Plan, names: Names, done: list[Step], given: tuple[Given, ...], maybe: set[str]
+    ) -> None:
+        self.plan = plan
+        self.contract = plan.contract
+        self.names = names
+        self.done = done
+        self.given = given
+        self.maybe = maybe
+        self.fallible = False
+        self.may_break = False
+        self.hoisted: list[str] = []
+        self.lazy = False
+        self._present: set[Path] = set()
+
+    # ------------------------------------------------------------ what is known here
+
+    def is_tensor(self, path: Path) -> bool:
+        """Whether a path is a tensor for certain wherever this step runs."""
+        return any(isinstance(a, TensorType | Like) for a in self._committed(path))
+
+    def _is_number(self, name: str) -> bool:
+        return any(isinstance(a, ScalarType) and a.text in ("int", "float") for a in self._committed(Path(name)))
+
+    def _rank(self, path: Path) -> int | None:
+        for alternative in self._committed(path):
+            if isinstance(alternative, TensorType) and alternative.dims is not None and alternative.rest_index is None:
+                return len(alternative.dims)
+        return None
+
+    def _committed(self, path: Path) -> list[object]:
+        """The alternatives that a path certainly has here."""
+        found: list[object] = []
+        facts = {g.name: g.value for g in self.given}
+        for step in self.done:
+            if step.kind != "match" or step.path != path or not step.certain or not set(step.given) <= set(self.given):
+                continue
+            assert step.type is not None  # noqa: S101
+            if step.fact is None:
+                found.append(step.type.alternatives[0])
+            elif step.fact in facts:
+                found.append(step.type.alternatives[int(facts[step.fact])])
+            elif path in self._present:
+                found += [a for a in step.type.alternatives if not isinstance(a, NoneType)][:1]
+        return found
+
+    def _hoist_presence(self, node: ast.expr) -> None:
+        """Test an optional argument for None up front when it is the first thing that an expression reads.
+
+        Nothing is evaluated before it, so the outcome is the same, without the cost of an exception.
+        """
+        read, as_tensor = _first_read(node)
+        path = path_of(read) if read is not None else None
+        if path is None or path.root not in self.contract.parameters or isinstance(read, ast.Subscript):
+            return
+        owner = path if as_tensor else Path(path.root, path.steps[:-1])
+        if owner.steps or not (as_tensor or isinstance(read, ast.Attribute)):
+            return
+        declared = [
+            step.type
+            for step in self.done
+            if step.kind == "match" and step.path == owner and step.certain and step.type and set(step.given) <= set(self.given)
+        ]
+        optional = any(isinstance(a, NoneType) for t in declared for a in t.alternatives)
+        if not as_tensor and not optional:
+            return
+        if not self.is_tensor(owner):
+            self.hoisted.append(self.names.own(owner.root))
+            others = [a for t in declared for a in t.alternatives if not isinstance(a, NoneType)]
+            if others and all(isinstance(a, TensorType | Like) for a in others):
+                self._present.add(owner)
+
+    def prepare(self, node: ast.expr) -> None:
+        """Decide whether names without a value may be tested up front: not where a part may stay unevaluated, nor
+        where a part evaluated earlier may break the rule first."""
+        self.lazy = self.lazy or any(_defers(part) for part in ast.walk(node))
+
+    # ------------------------------------------------------------ writing
+
+    def value(self, node: ast.expr) -> str:
+        """The source of an expression that stands in arithmetic, a comparison or a condition."""
+        self.prepare(node)
+        if not self.hoisted:
+            self._hoist_presence(node)
+        return self._value(node)[0]
+
+    def raw(self, node: ast.expr) -> str:
+        """The source of an argument as it is."""
+        self.prepare(node)
+        return self._raw(node)
+
+    def operands(self, node: ast.Compare) -> tuple[str, str]:
+        """The two sides of a simple comparison."""
+        self.prepare(node)
+        if not isinstance(node.ops[0], ast.Is | ast.IsNot) and not self.hoisted:
+            self._hoist_presence(node)
+        return self._sides(node)
+
+    def _sides(self, node: ast.Compare) -> tuple[str, str]:
+        op, right = node.ops[0], node.comparators[0]
+        if isinstance(op, ast.Is | ast.IsNot):
+            return self._raw(node.left), self._value(right)[0]
+        (left_code, left_kind), (right_code, right_kind) = self._value(node.left), self._value(right)
+        if not isinstance(op, ast.Eq | ast.NotEq) and not self._safe(op, right, left_kind, right_kind):
+            self.fallible = True
+        return _atom(left_code), _atom(right_code)
+
+    def _safe(self, op: ast.cmpop, right: ast.expr, left_kind: Kind, right_kind: Kind) -> bool:
+        if isinstance(op, ast.In | ast.NotIn):
+            return isinstance(right, ast.Tuple | ast.List) or (isinstance(right, ast.Name) and right.id in DTYPE_SETS)
+        return left_kind == right_kind == "number"
+
+    def _value(self, node: ast.expr) -> tuple[str, Kind]:
+        match node:
+            case ast.Constant(value=value):
+                return repr(value), "number" if isinstance(value, int | float) else "other"
+            case ast.Name(id=name):
+                return self._name(name)
+            case ast.Attribute() | ast.Subscript():
+                return self._read(node)
+            case ast.UnaryOp(op=op, operand=operand):
+                code, kind = self._value(operand)
+                if not isinstance(op, ast.Not) and kind != "number":
+                    self.fallible = True
+                return f"{_OPERATORS[type(op)]}{_atom(code)}", "number"
+            case ast.BinOp(left=left, op=op, right=right):
+                return self._arithmetic(left, op, right)
+            case ast.BoolOp(op=op, values=parts):
+                return f" {_OPERATORS[type(op)]} ".join(_atom(self._value(part)[0]) for part in parts), "other"
+            case ast.Compare() if len(node.ops) == 1:
+                left_code, right_code = self._sides(node)
+                return f"{left_code} {_OPERATORS[type(node.ops[0])]} {right_code}", "other"
+            case ast.Compare(left=left, ops=ops, comparators=comparators):
+                self.fallible = True
+                parts = [_atom(self._value(left)[0])]
+                for op, comparator in zip(ops, comparators, strict=True):
+                    parts += [_OPERATORS[type(op)], _atom(self._value(comparator)[0])]
+                return " ".join(parts), "other"
+            case ast.IfExp(test=test, body=body, orelse=orelse):
+                codes = [_atom(self._value(part)[0]) for part in (body, test, orelse)]
+                return "{} if {} else {}".format(*codes), "other"
+            case ast.Tuple(elts=items) | ast.List(elts=items):
+                return f"({''.join(f'{self._item(item)}, ' for item in items)})", "other"
+            case ast.Call(func=ast.Name(id=name)):
+                return self._call(name, node), "other"
+        raise AssertionError(ast.dump(node))
+
+    def _item(self, node: ast.expr) -> str:
+        if isinstance(node, ast.Starred):
+            self.fallible = True
+            return f"*{_atom(self._value(node.value)[0])}"
+        return _atom(self._value(node)[0])
+
+    def _name(self, name: str) -> tuple[str, Kind]:
+        if name in self.contract.symbols:
+            kind: Kind = "number" if self.contract.symbols[name] == "size" else "other"
+            return self._known(name), kind
+        if name in self.contract.assigned:
+            self.fallible = True
+            return f"_plain({self._known(name)})", "other"
+        if name in DTYPE_SETS:
+            return self.names.dtypes((DtypeSet(name),)), "other"
+        if name in DTYPE_NAMES and name not in self.contract.parameters:
+            return f"_dtype_{name}", "other"
+        if self._is_number(name):
+            return self.names.own(name), "number"
+        self.fallible = True
+        return f"_plain({self.names.own(name)})", "other"
+
+    def _known(self, name: str) -> str:
+        """A symbol or assigned name, with whatever is needed where it may have no value."""
+        known = set(self.plan.known) if self.plan.after_call else set()
+        own = self.names.own(name)
+        if sure(name, self.given, self.done, known):
+            return own
+        self.maybe.add(name)
+        if self.lazy:
+            self.fallible = True
+            return f"_known({own})"
+        if own not in self.hoisted:
+            self.hoisted.append(own)
+        return own
+
+    def _raw(self, node: ast.expr) -> str:
+        match node:
+            case ast.Name(id=name):
+                if name in {*self.contract.symbols, *self.contract.assigned}:
+                    return self._known(name)
+                return self.names.own(name)
+            case ast.Attribute(value=owner, attr=attr):
+                path = path_of(owner)
+                if path is not None and self.is_tensor(path):
+                    if attr in ("shape", "dtype", "device", "ndim"):
+                        return f"{self.names.path(path)}.{attr}"
+                self.fallible = True
+                return f"_attribute({self._raw(owner)}, {attr!r})"
+            case ast.Subscript(value=owner, slice=key):
+                self.fallible = True
+                return f"_item({self._raw(owner)}, {ast.unparse(key)})"
+        return self._value(node)[0]
+
+    def _read(self, node: ast.Attribute | ast.Subscript) -> tuple[str, Kind]:
+        match node:
+            case ast.Attribute(value=owner, attr=attr):
+                path = path_of(owner)
+                if path is not None and self.is_tensor(path) and attr in ("shape", "dtype", "device", "ndim"):
+                    return self._raw(node), "number" if attr == "ndim" else "other"
+            case ast.Subscript(value=ast.Attribute(value=owner, attr="shape"), slice=key):
+                path, index = path_of(owner), ast.literal_eval(key)
+                if path is not None and self.is_tensor(path) and isinstance(index, int):
+                    rank = self._rank(path)
+                    if rank is not None and -rank <= index < rank:
+                        return f"{self.names.path(path)}.shape[{index}]", "number"
+        self.fallible = True
+        return f"_plain({self._raw(node)})", "other"
+
+    def _arithmetic(self, left: ast.expr, op: ast.operator, right: ast.expr) -> tuple[str, Kind]:
+        (a, a_kind), (b, b_kind) = self._value(left), self._value(right)
+        numbers = a_kind == b_kind == "number"
+        if not numbers:
+            self.fallible = True
+        if type(op) in _BREAKING:
+            plain_divisor = isinstance(right, ast.Constant) and isinstance(right.value, int) and right.value != 0
+            if not (numbers and plain_divisor and isinstance(op, ast.FloorDiv | ast.Mod)):
+                self.may_break = True
+                self.fallible = True  # a power may be too large to stand for anything
+                return f"{_BREAKING[type(op)]}({a}, {b})", "number" if numbers else "other"
+        elif isinstance(op, ast.Mult) and not numbers:
+            return f"_multiply({a}, {b})", "other"
+        return f"{_atom(a)} {_OPERATORS[type(op)]} {_atom(b)}", "number" if numbers else "other"
+
+    def _call(self, name: str, node: ast.Call) -> str:
+        if name in ("has", "get"):
+            path = path_of(node.args[0])
+            assert path is not None  # noqa: S101
+            root = self._raw(ast.Name(path.root))
+            steps = "".join(f", {step!r}" for step in path.steps)
+            if name == "has":
+                return f"_present({root}{steps})"
+            self.fallible = True
+            return (
+                f"_plain(_got) if (_got := _path_value({root}{steps})) is not _unset and _got is not None "
+                f"else {_atom(self._value(node.args[1])[0])}"
+            )
+        self.fallible = True
+        self.may_break = True
+        kinds = FUNCTIONS[name].arguments
+        arguments = [
+            self._raw(argument)
+            if kinds[min(index, len(kinds) - 1)][1] in RAW_KINDS
+            else self._value(argument)[0]
+            for index, argument in enumerate(node.args)
+        ]
+        arguments += [f"{keyword.arg}={self._value(keyword.value)[0]}" for keyword in node.keywords]
+        return f"_fn_{name}({', '.join(arguments)})"
+
+
+def _first_read(node: ast.expr) -> tuple[ast.expr | None, bool]:
+    """The argument that an expression reads before anything else, and whether a function takes it as a tensor."""
+    while True:
+        match node:
+            case ast.Compare(left=first) | ast.BinOp(left=first) | ast.UnaryOp(operand=first):
+                node = first
+            case ast.BoolOp(values=[first, *_]):
+                node = first
+            case ast.Call(func=ast.Name(id=name), args=[first, *_]) if name not in ("has", "get"):
+                if FUNCTIONS[name].arguments[0][1] == "tensor":
+                    return first, True
+                node = first
+            case ast.Subscript(value=ast.Attribute() as inner):
+                node = inner
+            case ast.Attribute():
+                return node, False
+            case _:
+                return None, False
+
+
+def _defers(node: ast.AST) -> bool:
+    """Whether a part of an expression may stay unevaluated or may break before another part is reached."""
+    match node:
+        case ast.BoolOp() | ast.IfExp() | ast.Call():
+            return True
+        case ast.Compare(ops=ops):
+            return len(ops) > 1
+        case ast.BinOp(op=ast.Div() | ast.Pow()):
+            return True
+        case ast.BinOp(op=ast.Mod() | ast.FloorDiv(), right=right):
+            return not (isinstance(right, ast.Constant) and right.value != 0)
+    return False
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"\W+", "_", text).strip("_")
+
+
+def _atom(code: str) -> str:
+    simple = re.fullmatch(r"[\w.]+|\(.*\)|[\w.]+\([^()]*\)|[\w.]+\[-?\d+\]", code)
+    balanced = not code.startswith("(") or _closes_last(code)
+    return code if simple and balanced else f"({code})"
+
+
+def _closes_last(code: str) -> bool:
+    depth = 0
+    for position, character in enumerate(code):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return position == len(code) - 1
+    return False
+
+

@@ -1,0 +1,207 @@
+"""What the arithmetic and the functions of the language do. Used by the compiled check and by `explain` alike.
+
+Value functions (cost class B) are not here: `register` receives them from the stage that has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llm_op_guard.contract.solve import Step
+from llm_op_guard.guard.reading import Broken, NotApplicable, is_tensor, shape_of
+
+# Larger results stand for no size, bound or count, and could take all memory.
+_MAX_EXPONENT = 256
+_MAX_BASE_BITS = 64
+_MAX_DIVISORS_OF = 1 << 24
+
+
+def divide(a: Any, b: Any) -> Any:
+    """`a / b`: exact between integers, plain with a float."""
+    if b == 0:
+        raise Broken(f"{a} / {b} divides by zero")
+    if isinstance(a, float) or isinstance(b, float):
+        return a / b
+    if a % b != 0:
+        raise Broken(f"{a} / {b} is not a whole number")
+    return a // b
+
+
+def floor_divide(a: Any, b: Any) -> Any:
+    """`a // b`."""
+    if b == 0:
+        raise Broken(f"{a} // {b} divides by zero")
+    return a // b
+
+
+def modulo(a: Any, b: Any) -> Any:
+    """`a % b`; never text formatting."""
+    if isinstance(a, str):
+        raise NotApplicable
+    if b == 0:
+        raise Broken(f"{a} % {b} divides by zero")
+    return a % b
+
+
+def multiply(a: Any, b: Any) -> Any:
+    """`a * b` between numbers; never repetition of a text or a sequence."""
+    if isinstance(a, str | tuple) or isinstance(b, str | tuple):
+        raise NotApplicable
+    return a * b
+
+
+def power(a: Any, b: Any) -> Any:
+    """`a ** b`, as far as a size or a bound can go."""
+    if isinstance(a, int) and isinstance(b, int) and (a.bit_length() > _MAX_BASE_BITS or abs(b) > _MAX_EXPONENT):
+        raise NotApplicable
+    if a == 0 and b < 0:
+        raise Broken(f"{a} ** {b} divides by zero")
+    return a**b
+
+
+def undo(value: Any, step: Step, operand: Any) -> Any:
+    """One step from an observed size back to the unknown in a dimension expression.
+
+    Raises NotApplicable where any value of the unknown would do (0 * D == 0), Broken where none does.
+    """
+    match step.undo:
+        case "plus":
+            return value + operand
+        case "minus":
+            return value - operand
+        case "from":
+            return operand - value
+        case "times":
+            return value * operand
+        case "negate":
+            return -value
+        case "over":
+            return whole(value, operand)
+        case "under":
+            return whole(operand, value)
+
+
+def whole(a: Any, b: Any) -> Any:
+    """The whole number x with `x * b == a`, as `undo` needs it."""
+    if b == 0:
+        if a == 0:
+            raise NotApplicable
+        raise Broken(f"{a} is no multiple of {b}")
+    return divide(a, b)
+
+
+def broadcasts(shape: Any, target: Any) -> bool:
+    """Whether `shape` broadcasts to `target` without making it larger."""
+    shape, target = _as_shape(shape), _as_shape(target)
+    if len(shape) > len(target):
+        return False
+    # zip stops at the shorter: missing leading dimensions broadcast
+    return all(a == 1 or a == b for a, b in zip(reversed(shape), reversed(target), strict=False))
+
+
+def _as_shape(value: Any) -> Any:
+    if is_tensor(value):
+        return value.shape
+    if isinstance(value, tuple):
+        return value
+    raise NotApplicable
+
+
+def ceil_divide(a: Any, b: Any) -> Any:
+    """`a / b` rounded up."""
+    if b == 0:
+        raise Broken(f"ceildiv({a}, {b}) divides by zero")
+    return -(-a // b)
+
+
+def divisors(n: Any) -> tuple[int, ...]:
+    """The divisors of n, ascending."""
+    if not isinstance(n, int) or not 0 < n <= _MAX_DIVISORS_OF:
+        raise NotApplicable
+    small = [d for d in range(1, int(n**0.5) + 1) if n % d == 0]
+    return tuple(sorted({*small, *(n // d for d in small)}))
+
+
+def numel(x: Any) -> int:
+    """The number of elements of a tensor."""
+    count = 1
+    for size in shape_of(x):
+        count *= size
+    return count
+
+
+def stride(x: Any, i: Any) -> int:
+    """The stride of dimension i, in elements."""
+    rank = len(shape_of(x))
+    if not -rank <= i < rank:
+        raise NotApplicable
+    return int(_strides(x)[i])
+
+
+def dense(x: Any) -> bool:
+    """Whether elements of the last dimension lie side by side; strides of dimensions of size 1 mean nothing."""
+    shape = shape_of(x)
+    return not shape or shape[-1] <= 1 or _strides(x)[-1] == 1
+
+
+def _strides(x: Any) -> Any:
+    try:
+        return x.stride()
+    except (RuntimeError, NotImplementedError):  # sparse and other layouts have none
+        raise NotApplicable from None
+
+
+def length(x: Any) -> int:
+    """The length of a shape, tuple, list, dict or text."""
+    if not isinstance(x, str | tuple | list | dict):
+        raise NotApplicable
+    return len(x)
+
+
+def smallest(*values: Any) -> Any:
+    """The smallest of several numbers."""
+    return min(_numbers(values))
+
+
+def largest(*values: Any) -> Any:
+    """The largest of several numbers."""
+    return max(_numbers(values))
+
+
+def _numbers(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    flat = values[0] if len(values) == 1 and isinstance(values[0], tuple) else values
+    if not flat:
+        raise NotApplicable
+    return flat
+
+
+def magnitude(x: Any) -> Any:
+    """The absolute value of a number."""
+    return abs(x)
+
+
+# `has` and `get` take paths and are handled where expressions are read.
+IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
+    "len": length,
+    "min": smallest,
+    "max": largest,
+    "abs": magnitude,
+    "ceildiv": ceil_divide,
+    "divisors": divisors,
+    "numel": numel,
+    "dense": dense,
+    "stride": stride,
+    "broadcasts": broadcasts,
+}
+
+# For a broken value rule: where the first offending element is, what it is, how many there are.
+Locator = Callable[..., tuple[tuple[int, ...], Any, int]]
+LOCATORS: dict[str, Locator] = {}
+
+
+def register(name: str, implementation: Callable[..., Any], locator: Locator | None = None) -> None:
+    """Give a function of the language its implementation and, for a value rule, what finds the offending element."""
+    IMPLEMENTATIONS[name] = implementation
+    if locator is not None:
+        LOCATORS[name] = locator

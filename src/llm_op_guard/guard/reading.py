@@ -1,0 +1,197 @@
+"""Reading arguments without running anybody's code, and what a reader may meet.
+
+Attributes come from instance dictionaries, the tables of `nn.Module` and plain class attributes; properties and
+methods are never called. What cannot be read so is not applicable.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import MemberDescriptorType
+from typing import Any, NamedTuple
+
+from llm_op_guard.contract.vocabulary import TENSOR_ATTRIBUTES
+
+
+class NotApplicable(Exception):  # noqa: N818 - not an error: the rule has nothing to say about this call
+    """What an expression reads is absent, or is not of a kind that it can be applied to."""
+
+
+class Broken(Exception):  # noqa: N818 - not an error of ours: the call is
+    """An expression has no value because the call is wrong: 129 / 2, n % 0. The argument says so in words."""
+
+
+# What evaluating an expression on strange arguments may raise besides `NotApplicable`; all of it means the same.
+INAPPLICABLE = (NotApplicable, TypeError, AttributeError, LookupError, OverflowError)
+
+_TABLES = ("_parameters", "_buffers", "_modules")
+_UNSET: Any = object()
+
+
+def tensor_class() -> type:
+    """`torch.Tensor` where torch is loaded, else a class that nothing is an instance of."""
+    torch = sys.modules.get("torch")
+    return torch.Tensor if torch is not None and hasattr(torch, "Tensor") else _NoTensor
+
+
+class _NoTensor:
+    pass
+
+
+def is_tensor(value: object) -> bool:
+    """Whether `value` is a torch tensor."""
+    return isinstance(value, tensor_class())
+
+
+def attribute(owner: Any, name: str) -> Any:
+    """Read one attribute; raises NotApplicable where it is absent or would run code."""
+    value = optional_attribute(owner, name)
+    if value is _UNSET:
+        raise NotApplicable
+    return value
+
+
+def optional_attribute(owner: Any, name: str) -> Any:
+    """Read one attribute, `UNSET` where it is absent or would run code."""
+    if is_tensor(owner):
+        return getattr(owner, name) if name in TENSOR_ATTRIBUTES else _UNSET
+    own = getattr(owner, "__dict__", None)
+    if type(own) is dict:
+        if name in own:
+            return own[name]
+        for table in _TABLES:
+            entries = own.get(table)
+            if type(entries) is dict and name in entries:
+                return entries[name]
+    for cls in type(owner).__mro__:
+        if name in cls.__dict__:
+            value = cls.__dict__[name]
+            if isinstance(value, MemberDescriptorType) or type(value).__name__ == "_tuplegetter":
+                return getattr(owner, name, _UNSET)  # a slot or a namedtuple field: no code behind it
+            return _UNSET if hasattr(value, "__get__") else value
+    return _UNSET
+
+
+UNSET = _UNSET
+
+
+def item(owner: Any, key: Any) -> Any:
+    """Read one item of a dict, list, tuple, shape or `nn.ModuleList`; raises NotApplicable for anything else."""
+    if isinstance(owner, dict):
+        if not dict.__contains__(owner, key):
+            raise NotApplicable
+        return dict.__getitem__(owner, key)
+    if isinstance(owner, list | tuple) and isinstance(key, int):
+        if not -len(owner) <= key < len(owner):
+            raise NotApplicable
+        return owner[key]
+    modules = getattr(owner, "__dict__", {}).get("_modules") if not is_tensor(owner) else None
+    if isinstance(modules, dict) and isinstance(key, int):
+        return item(list(modules.values()), key)
+    raise NotApplicable
+
+
+def path_value(owner: Any, *steps: str | tuple[str | int]) -> Any:
+    """Read several attributes and items in a row, `UNSET` as soon as one is absent."""
+    for step in steps:
+        if isinstance(step, str):
+            owner = optional_attribute(owner, step)
+        else:
+            try:
+                owner = item(owner, step[0])
+            except NotApplicable:
+                return _UNSET
+        if owner is _UNSET:
+            return _UNSET
+    return owner
+
+
+def present(owner: Any, *steps: str | tuple[str | int]) -> bool:
+    """Whether a path exists and is not None."""
+    value = path_value(owner, *steps)
+    return value is not _UNSET and value is not None
+
+
+def plain(value: Any) -> Any:
+    """The value itself when it can stand in arithmetic and comparisons; raises NotApplicable for tensors and objects.
+
+    A tensor would answer a comparison with a tensor, and turning that into a truth waits for the device.
+    """
+    if value is None or isinstance(value, int | float | str | tuple):
+        return value
+    if isinstance(value, list):
+        return tuple(value)
+    if is_integer(value):
+        return value.__index__()
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(
+        value, torch.dtype | torch.device | torch.layout | torch.SymInt | torch.SymFloat | torch.SymBool
+    ):
+        return value
+    raise NotApplicable
+
+
+def is_integer(value: Any) -> bool:
+    """Whether a value counts as `int`: Python, NumPy and symbolic integers; bool too; never a tensor."""
+    if isinstance(value, int):
+        return True
+    return hasattr(type(value), "__index__") and not is_tensor(value) and not hasattr(type(value), "__len__")
+
+
+def is_real(value: Any) -> bool:
+    """Whether a value counts as `float`: any real number that is not a tensor."""
+    if isinstance(value, int | float):
+        return True
+    return not is_tensor(value) and not hasattr(type(value), "__len__") and hasattr(type(value), "__float__")
+
+
+def shape_of(value: Any) -> Any:
+    """The shape of a tensor; raises NotApplicable for anything else (a NumPy array is not a tensor)."""
+    if not is_tensor(value):
+        raise NotApplicable
+    return value.shape
+
+
+class Snapshot(NamedTuple):
+    """What a tensor looked like before the call, which may change its arguments in place."""
+
+    dtype: Any
+    shape: Any
+    device: Any
+
+
+def tensor_at(owner: Any, *steps: str | tuple[str | int]) -> Any:
+    """The tensor that a path leads to, or None."""
+    value = path_value(owner, *steps)
+    return value if is_tensor(value) else None
+
+
+def snapshot(owner: Any, *steps: str | tuple[str | int]) -> Snapshot | None:
+    """What the tensor looks like that a path leads to, or None."""
+    value = tensor_at(owner, *steps)
+    return None if value is None else Snapshot(value.dtype, value.shape, value.device)
+
+
+def known(value: Any) -> Any:
+    """A symbol or assigned name that may have no value; raises NotApplicable where it has none."""
+    if value is None:
+        raise NotApplicable
+    return value
+
+
+def parts(value: Any, count: int) -> Any:
+    """The items of a sequence of just this length; raises NotApplicable for anything else."""
+    if not isinstance(value, tuple | list) or len(value) != count:
+        raise NotApplicable
+    return value
+
+
+SCALAR_TESTS: dict[str, Any] = {
+    "int": is_integer,
+    "float": is_real,
+    "bool": lambda value: isinstance(value, bool) or type(value).__name__ in ("bool_", "SymBool"),
+    "str": lambda value: isinstance(value, str),
+    "dict": lambda value: isinstance(value, dict),
+    "callable": callable,
+    "object": lambda value: True,  # noqa: ARG005
+}

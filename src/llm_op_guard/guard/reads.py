@@ -1,0 +1,57 @@
+"""What an expression reads from the arguments: `cos.shape[-1]` reads the shape of `cos`, `finite(q)` the values of q."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+from llm_op_guard.contract.model import Contract, Path, path_of
+from llm_op_guard.contract.vocabulary import FUNCTIONS, TENSOR_ATTRIBUTES
+
+_SHAPE = {"shape": "shape", "ndim": "shape", "dtype": "dtype", "device": "device"}
+_SHAPE_FUNCTIONS = frozenset({"broadcasts", "numel", "dense", "stride"})
+
+
+@dataclass(frozen=True)
+class Read:
+    """An argument and the aspect of it that is read: shape, dtype, device, value or the object itself."""
+
+    path: Path
+    aspect: str
+
+
+def reads_of(node: ast.AST, contract: Contract) -> list[Read]:
+    """Everything that an expression reads from parameters and assigned names, in the order it is written."""
+    roots = {*contract.parameters, *contract.assigned, "result"}
+    found: list[Read] = []
+
+    def visit(part: ast.AST, aspect: str) -> None:
+        if isinstance(part, ast.Call) and isinstance(part.func, ast.Name):
+            function = FUNCTIONS[part.func.id]
+            inner = (
+                "value" if function.cost_class == "B" else "shape" if function.name in _SHAPE_FUNCTIONS else "object"
+            )
+            for index, argument in enumerate(part.args):
+                kind = function.arguments[min(index, len(function.arguments) - 1)][1]
+                visit(argument, inner if kind in ("tensor", "shape") else "object")
+            for keyword in part.keywords:
+                visit(keyword.value, "object")
+            return
+        path = path_of(part) if isinstance(part, ast.expr) else None
+        if path is not None:
+            if path.root in roots:
+                found.append(_read(path, aspect))
+            return
+        for child in ast.iter_child_nodes(part):
+            visit(child, "object")
+
+    visit(node, "object")
+    return list(dict.fromkeys(found))
+
+
+def _read(path: Path, aspect: str) -> Read:
+    """Cut a path at the first tensor attribute: what stands before it is the argument."""
+    for index, step in enumerate(path.steps):
+        if isinstance(step, str) and step in TENSOR_ATTRIBUTES:
+            return Read(Path(path.root, path.steps[:index]), _SHAPE.get(step, "object"))
+    return Read(path, aspect)

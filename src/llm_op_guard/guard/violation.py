@@ -1,0 +1,93 @@
+"""A broken rule with everything needed to understand it. Plain data: picklable, JSON-ready, no tensor contents."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from llm_op_guard.contract.model import CostClass
+
+
+@dataclass(frozen=True)
+class TensorMetadata:
+    """What a tensor argument looked like: never its contents."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    device: str
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}] {self.device}"
+
+
+@dataclass(frozen=True)
+class Binding:
+    """The value of a symbol and where it was seen: `D = 16`, from `q.shape[3]` and `k.shape[3]`."""
+
+    symbol: str
+    value: str
+    sources: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.symbol} = {self.value}"
+
+
+@dataclass(frozen=True)
+class CallSite:
+    """The first frame outside this library and the framework's wrappers.
+
+    `module_class` and `layer_idx` are those of the caller's `self`, where it has them.
+    """
+
+    file: str
+    line: int
+    function: str
+    module_class: str | None = None
+    layer_idx: int | None = None
+
+    def __str__(self) -> str:
+        layer = "" if self.layer_idx is None else f", layer {self.layer_idx}"
+        owner = f" ({self.module_class}{layer})" if self.module_class else ""
+        return f"{self.file}:{self.line} in {self.function}{owner}"
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One broken rule.
+
+    `argument` is what to look at first, `observed` and `expected` say what is wrong with it, `bindings` where the
+    symbols of the rule got their values, `because` why the rule holds, `hint` the likely cause. `site` is where the
+    guard is installed, `call_site` who called it.
+    """
+
+    operator: str
+    rule_id: str
+    cost_class: CostClass
+    certain: bool
+    argument: str | None
+    observed: str
+    expected: str
+    bindings: tuple[Binding, ...] = ()
+    because: str | None = None
+    hint: str | None = None
+    tensors: tuple[TensorMetadata, ...] = ()
+    call_site: CallSite | None = None
+    site: str = ""
+    contract_id: str = ""
+    contract_hash: str = ""
+    error: str | None = field(default=None)
+
+    @property
+    def summary(self) -> str:
+        """One line: what is wrong, without the why."""
+        return f"{self.operator}: {self.observed}, expected {self.expected}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The violation as JSON-ready data."""
+        data = asdict(self)
+        data["bindings"] = [
+            {"symbol": b.symbol, "value": b.value, "sources": list(b.sources)} for b in self.bindings
+        ]
+        data["tensors"] = [{**asdict(t), "shape": list(t.shape)} for t in self.tensors]
+        return data

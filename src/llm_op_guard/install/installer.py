@@ -1,0 +1,151 @@
+"""Puts the guards of one library in place, module by module as they are loaded, and takes them away again."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import FunctionType, ModuleType
+from typing import Protocol
+
+from llm_op_guard.contract.model import Contract
+from llm_op_guard.guard.guard import Guard
+from llm_op_guard.install.site import Refusal, Site
+from llm_op_guard.install.watch import ModuleWatch
+from llm_op_guard.policy import Policy
+
+logger = logging.getLogger("llm_op_guard")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A function that an integration has recognised: what guards it, or why nothing does."""
+
+    site: str
+    operator: str
+    function: FunctionType | None = None
+    contract: Contract | None = None
+    defaults: Policy = field(default_factory=Policy)
+    reason: str = ""
+
+
+class Integration(Protocol):
+    """What a library's file in `integrations` provides."""
+
+    library: str
+
+    def wants(self, module: str) -> bool:
+        """Whether a module of that name may hold operators."""
+
+    def candidates(self, module: ModuleType) -> Iterator[Candidate]:
+        """The operators in a loaded module."""
+
+
+@dataclass
+class Report:
+    """What `install` did: the sites guarded, the places refused with reasons. Grows as modules are loaded."""
+
+    libraries: list[str] = field(default_factory=list)
+    guarded: list[str] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = [f"llm-op-guard: {len(self.guarded)} sites guarded in {', '.join(self.libraries) or 'no library'}"]
+        lines += [f"  {site}" for site in self.guarded]
+        if self.refused:
+            lines.append(f"not guarded: {len(self.refused)}")
+            lines += [f"  {refusal}" for refusal in self.refused]
+        return "\n".join(lines)
+
+
+MakeGuard = Callable[[Candidate], Guard]
+
+
+class Installer:
+    """The guards of one library."""
+
+    def __init__(self, integration: Integration, make_guard: MakeGuard) -> None:
+        self.integration = integration
+        self.sites: list[Site] = []
+        self.refused: list[Refusal] = []
+        self._make_guard = make_guard
+        self._lock = threading.RLock()
+        self._seen: dict[int, FunctionType] = {}
+        self._watch = ModuleWatch(integration.wants, self._loaded, self._failed)
+
+    @property
+    def library(self) -> str:
+        """The library's import name."""
+        return self.integration.library
+
+    def install(self) -> None:
+        """Guard what is loaded now and watch for what is loaded later. Doing it again changes nothing."""
+        with self._lock:
+            if not self._watch.started and not _is_there(self.library):
+                refusal = Refusal(self.library, "the library is not installed here")
+                self.refused = [refusal]
+                return
+            self._watch.start()
+            for name, module in list(sys.modules.items()):
+                if isinstance(module, ModuleType) and self.integration.wants(name):
+                    self._loaded(module)
+
+    def uninstall(self) -> list[Refusal]:
+        """Restore every function; what somebody else has changed since is left alone and returned."""
+        with self._lock:
+            self._watch.stop()
+            left = [
+                Refusal(site.name, "changed by somebody else since; left alone")
+                for site in self.sites
+                if not site.remove()
+            ]
+            self.sites.clear()
+            self.refused.clear()
+            self._seen.clear()
+            return left
+
+    def adjust(self) -> None:
+        """Follow a change of policy."""
+        with self._lock:
+            for site in self.sites:
+                site.adjust()
+
+    def _loaded(self, module: ModuleType) -> None:
+        with self._lock:
+            for candidate in self.integration.candidates(module):
+                try:
+                    self._take(candidate)
+                except Exception as error:
+                    self._refuse(Refusal(candidate.site, f"{type(error).__name__}: {error}"))
+
+    def _take(self, candidate: Candidate) -> None:
+        function = candidate.function
+        if function is None or candidate.contract is None:
+            self._refuse(Refusal(candidate.site, candidate.reason))
+            return
+        if id(function) in self._seen:  # one function under several names, or a module met twice
+            return
+        site = Site(function, self._make_guard(candidate))
+        self._seen[id(function)] = function
+        self.sites.append(site)
+        site.adjust()
+
+    def _refuse(self, refusal: Refusal) -> None:
+        if refusal not in self.refused:
+            self.refused.append(refusal)
+
+    def _failed(self, module: str, error: BaseException) -> None:
+        self._refuse(Refusal(module, f"{type(error).__name__}: {error}"))
+        logger.error("llm-op-guard could not look at %s", module, exc_info=error)
+
+
+def _is_there(library: str) -> bool:
+    if library in sys.modules:
+        return True
+    try:
+        return importlib.util.find_spec(library) is not None
+    except (ImportError, ValueError):
+        return False

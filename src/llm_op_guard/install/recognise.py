@@ -1,0 +1,234 @@
+"""Which code is this? A hash of a function and of what it calls, or the reason why there is none."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import inspect
+import linecache
+import symtable
+import tokenize
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+from llm_op_guard.install.patch import original_code
+from llm_op_guard.install.wrapper import Parameters
+
+
+@dataclass(frozen=True)
+class Refused:
+    """No answer, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What a function's code is recognised by: `digest`, 16 hex digits.
+
+    `reaches` lists, sorted, the other functions that went into it, as `name=digest` or, where their source does not
+    count, `name=module:qualified name`.
+    """
+
+    digest: str
+    reaches: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Own:
+    """A function by itself: its digest and the names it takes from outside."""
+
+    digest: str
+    outside: tuple[str, ...]
+
+
+# By identity: code objects compare by value, and functions that differ in their defaults have equal ones.
+_owns: dict[int, tuple[weakref.ref[CodeType], _Own]] = {}
+
+
+def fingerprint(function: object) -> Fingerprint | Refused:
+    """Recognise `function` by its source and that of the functions it reaches.
+
+    Docstrings, comments, annotations, decorators and layout do not count; names, the parameters' among them, and
+    written defaults do. Functions are reached through global names and free variables as they are bound now, so a
+    replaced `rotate_half` changes the digest: those of the same top-level package by their source, recursively,
+    others by module and qualified name. Attributes (`self.x`, `nn.functional.x`), classes, modules, constants and
+    callable objects are not followed. Wrappers of ours are looked through.
+
+    The text that is hashed is `ast.unparse`'s: the same on each Python version, but for f-strings with nested quotes
+    (3.12) and syntax that `unparse` prints otherwise in later versions.
+    """
+    if not isinstance(function, FunctionType):
+        return Refused(f"not a Python function but {type(function).__name__}")
+    own = _own(function)
+    if isinstance(own, Refused):
+        return own
+    package = _package(function)
+    reached: set[str] = set()
+    seen = {function}
+    pending = [(function, own)]
+    while pending:
+        caller, caller_own = pending.pop()
+        for name, callee in _reached_from(caller, caller_own.outside):
+            if _package(callee) != package:
+                reached.add(f"{name}={callee.__globals__.get('__name__')}:{original_code(callee).co_qualname}")
+                continue
+            callee_own = _own(callee)
+            if isinstance(callee_own, Refused):
+                return Refused(f"{name}, which it calls: {callee_own.reason}")
+            reached.add(f"{name}={callee_own.digest}")
+            if callee not in seen:
+                seen.add(callee)
+                pending.append((callee, callee_own))
+    reaches = tuple(sorted(reached))
+    return Fingerprint(_digest("\n".join((own.digest, *reaches))), reaches)
+
+
+def innermost(function: object) -> FunctionType | Refused:
+    """The plain function within methods, `staticmethod` and `classmethod` objects and `functools.wraps` decorators."""
+    current = function
+    visited: list[object] = []
+    while not any(current is earlier for earlier in visited):
+        visited.append(current)
+        if isinstance(current, MethodType | staticmethod | classmethod):
+            current = current.__func__
+            continue
+        # Static, because an object that makes up attributes (a mock, a lazy namespace) must not be asked for one.
+        wrapped = inspect.getattr_static(current, "__wrapped__", None)
+        if wrapped is not None:
+            current = wrapped
+        elif isinstance(current, FunctionType):
+            return current
+        else:
+            return Refused(f"not a Python function but {type(current).__name__}")
+    return Refused("its __wrapped__ leads back to itself")
+
+
+def function_syntax(function: FunctionType) -> ast.FunctionDef | ast.AsyncFunctionDef | Refused:
+    """The syntax tree of `function` without docstrings, annotations and decorators. Not to be changed: it is shared."""
+    code = original_code(function)
+    parsed = _parsed(code, function.__globals__)
+    return parsed if isinstance(parsed, Refused) else parsed.definition
+
+
+def _package(function: FunctionType) -> str:
+    # Not function.__module__: functools.wraps copies that one onto a replacement from elsewhere.
+    return str(function.__globals__.get("__name__")).partition(".")[0]
+
+
+def _reached_from(function: FunctionType, names: tuple[str, ...]) -> Iterator[tuple[str, FunctionType]]:
+    cells = dict(zip(original_code(function).co_freevars, function.__closure__ or (), strict=True))
+    for name in names:
+        value: Any = function.__globals__.get(name)
+        if name in cells:
+            try:
+                value = cells[name].cell_contents
+            except ValueError:  # not assigned yet
+                continue
+        if isinstance(value, FunctionType):
+            yield name, value
+
+
+def _own(function: FunctionType) -> _Own | Refused:
+    code = original_code(function)
+    key = id(code)
+    if key in _owns:
+        return _owns[key][1]
+    parsed = _parsed(code, function.__globals__)
+    if isinstance(parsed, Refused):
+        return parsed
+    _owns[key] = weakref.ref(code, lambda _: _owns.pop(key, None)), parsed.own
+    return parsed.own
+
+
+def _parsed(code: CodeType, module_globals: dict[str, Any]) -> _Parsed | Refused:
+    if code.co_name == "<lambda>":
+        return Refused("a lambda has no source of its own")
+    # inspect.getsource asks every loaded module for its file first, which takes milliseconds.
+    linecache.checkcache(code.co_filename)
+    lines = linecache.getlines(code.co_filename, module_globals)
+    if not lines:
+        return Refused(f"no source at {code.co_filename}")
+    try:
+        block = inspect.getblock(lines[code.co_firstlineno - 1 :])
+    except (SyntaxError, tokenize.TokenError):
+        block = []
+    parsed = _parse("".join(block))
+    last_line = max((line for _, _, line in code.co_lines() if line is not None), default=0)
+    if (
+        parsed is None
+        or parsed.name != code.co_name
+        or parsed.parameters != Parameters.of(code).all()
+        or last_line >= code.co_firstlineno + len(block)
+    ):
+        return Refused(f"{code.co_filename}:{code.co_firstlineno} is not the source of the code: was the file edited?")
+    return parsed
+
+
+@dataclass(frozen=True)
+class _Parsed:
+    name: str
+    parameters: tuple[str, ...]
+    own: _Own
+    definition: ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@functools.lru_cache(maxsize=4096)  # modeling files repeat each other word for word
+def _parse(source: str) -> _Parsed | None:
+    try:
+        # `if` takes a method's indentation without a dedent, which a docstring's first column would defeat.
+        body = ast.parse(f"if 1:\n{source}" if source[:1].isspace() else source).body
+    except (SyntaxError, ValueError):  # ValueError: a null byte
+        return None
+    definition = body[0] if body else None
+    if isinstance(definition, ast.If):
+        definition = definition.body[0]
+    if not isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):
+        return None
+    definition = _Strip().visit(definition)
+    text = ast.unparse(definition)
+    tables = symtable.symtable(text, "<source>", "exec").get_children()
+    table = next(table for table in tables if table.get_name() == definition.name)
+    own = _Own(_digest(text), tuple(sorted(_outside(table))))
+    arguments = definition.args
+    variadic = [argument for argument in (arguments.vararg,) if argument]
+    keywords = [argument for argument in (arguments.kwarg,) if argument]
+    ordered = [*arguments.posonlyargs, *arguments.args, *variadic, *arguments.kwonlyargs, *keywords]
+    return _Parsed(definition.name, tuple(argument.arg for argument in ordered), own, definition)
+
+
+class _Strip(ast.NodeTransformer):
+    """Removes what does not change what a function does."""
+
+    def _definition(self, node: Any) -> Any:
+        node.decorator_list = []
+        node.type_params = []
+        node.returns = None
+        if ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+        return self.generic_visit(node)
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _definition  # noqa: N815 - the names ast asks for
+
+    def visit_arg(self, node: ast.arg) -> ast.arg:
+        node.annotation = None
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        if node.value is None:
+            return ast.copy_location(ast.Pass(), node)
+        assignment = ast.Assign(targets=[node.target], value=self.visit(node.value))
+        return ast.copy_location(assignment, node)
+
+
+def _outside(table: symtable.SymbolTable) -> set[str]:
+    names = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global() and symbol.is_referenced()}
+    return names.union(*(_outside(child) for child in table.get_children()))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,59 @@
+"""A guard at its place: one function, its guard, and the patch that puts the one in front of the other."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from types import FunctionType
+
+from llm_op_guard.guard.guard import Guard
+from llm_op_guard.install.patch import Patch
+from llm_op_guard.policy import anywhere
+
+logger = logging.getLogger("llm_op_guard")
+
+
+class Site:
+    """One guarded function. `name` is where it is found: `module.qualified_name`.
+
+    Raises TypeError for what is not a plain Python function, ValueError where the contract wants a parameter that
+    the function lacks.
+    """
+
+    def __init__(self, function: FunctionType, guard: Guard) -> None:
+        self.function = function
+        self.guard = guard
+        self.patch = Patch(function, guard.parameters)
+
+    @property
+    def name(self) -> str:
+        """Where the guard is."""
+        return self.guard.site
+
+    def adjust(self) -> None:
+        """Check what the policy has switched on, or give the function its own code back when that is nothing."""
+        classes = anywhere(self.guard.defaults) & self.guard.classes
+        if not classes:
+            self.patch.disarm()
+            return
+        check, check_result = self.guard.checks(c for c in ("A", "B") if c in classes)
+        try:
+            self.patch.arm(check, check_result)
+        except RuntimeError as error:
+            # Somebody patched the same function after us: theirs stays.
+            logger.warning("llm-op-guard steps aside at %s: %s", self.name, error)
+
+    def remove(self) -> bool:
+        """Restore the function; False when somebody else changed it since, and it was left alone."""
+        return self.patch.disarm()
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A place where no guard was put, and why."""
+
+    site: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.site}: {self.reason}"

@@ -1,0 +1,122 @@
+"""The plain definitions of the value functions: what each of them means, before anything makes it fast.
+
+Every function raises NotApplicable on a tensor whose values cannot be read here and now (`require_readable`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llm_op_guard.guard.reading import NotApplicable, is_tensor
+
+
+def require_readable(x: Any) -> None:
+    """Raise NotApplicable unless the values of `x` exist and may be read without disturbing anybody.
+
+    That excludes meta, fake, functorch-wrapped, sparse, nested, quantised and subclassed tensors, anything while a
+    program is traced or compiled, and CUDA tensors while their stream is captured into a graph.
+    """
+    import torch  # noqa: PLC0415 - the user's torch; loaded by the time a tensor exists
+
+    if not is_tensor(x) or type(x) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        raise NotApplicable
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        raise NotApplicable
+    if x.layout != torch.strided or x.device.type == "meta" or x.is_nested or x.is_quantized:
+        raise NotApplicable
+    if torch._C._functorch.is_functorch_wrapped_tensor(x):
+        raise NotApplicable
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise NotApplicable
+
+
+def finite(x: Any) -> bool:
+    """No element is NaN or infinite; true for integers and for an empty tensor."""
+    require_readable(x)
+    return not _not_finite(x).any()
+
+
+def within(x: Any, low: Any, high: Any, allow: Any = ()) -> bool:
+    """Every element is at least `low` and below `high`, or is one of the sentinels in `allow`; true when empty."""
+    require_readable(x)
+    return not _outside(x, low, high, allow).any()
+
+
+def lowest(x: Any) -> Any:
+    """The smallest element; raises NotApplicable for an empty tensor."""
+    return _extreme(x, "min")
+
+
+def highest(x: Any) -> Any:
+    """The largest element; raises NotApplicable for an empty tensor."""
+    return _extreme(x, "max")
+
+
+def locate_not_finite(x: Any) -> tuple[tuple[int, ...], Any, int]:
+    """The first element that is not finite: its index, its value, how many there are."""
+    require_readable(x)
+    return _first(x, _not_finite(x))
+
+
+def locate_outside(x: Any, low: Any, high: Any, allow: Any = ()) -> tuple[tuple[int, ...], Any, int]:
+    """The first element outside the range: its index, its value, how many there are."""
+    require_readable(x)
+    return _first(x, _outside(x, low, high, allow))
+
+
+def _not_finite(x: Any) -> Any:
+    import torch  # noqa: PLC0415
+
+    return ~torch.isfinite(_computable(x))
+
+
+def _outside(x: Any, low: Any, high: Any, allow: Any) -> Any:
+    if x.dtype.is_complex:
+        raise NotApplicable
+    x = _computable(x)
+    outside = ~((x >= low) & (x < high))  # written so that NaN is outside
+    for sentinel in allow if isinstance(allow, tuple) else (allow,):
+        outside &= x != sentinel
+    return outside
+
+
+def _extreme(x: Any, which: str) -> Any:
+    require_readable(x)
+    if x.numel() == 0 or x.dtype.is_complex:
+        raise NotApplicable
+    return getattr(_computable(x), which)().item()
+
+
+def _computable(x: Any) -> Any:
+    """The same values in a dtype that has comparison kernels everywhere; every conversion is exact."""
+    import torch  # noqa: PLC0415
+
+    x = x.detach()
+    if x.dtype.is_floating_point and x.dtype.itemsize == 1:
+        if x.dtype is getattr(torch, "float4_e2m1fn_x2", None):
+            raise NotApplicable  # two values to a byte; torch cannot take them apart
+        return x.to(torch.float32)
+    if x.dtype in (torch.uint16, torch.uint32):
+        return x.to(torch.int64)
+    if x.dtype is torch.uint64:
+        raise NotApplicable  # no wider integer to compare in
+    return x
+
+
+def _first(x: Any, offending: Any) -> tuple[tuple[int, ...], Any, int]:
+    flat = offending.reshape(-1)
+    count = int(flat.sum().item())
+    position = int(flat.to(dtype=_uint8()).argmax().item())
+    index: list[int] = []
+    rest = position
+    for size in reversed(x.shape):
+        index.append(rest % size)
+        rest //= size
+    place = tuple(reversed(index))
+    return place, x.detach()[place].item(), count
+
+
+def _uint8() -> Any:
+    import torch  # noqa: PLC0415
+
+    return torch.uint8
