@@ -1,5 +1,7 @@
 """Contracts for LLM operators: checked at the call, explained when broken."""
 
+import logging
+
 from llm_op_guard.api import guard, install, installed, load, record, status, uninstall
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.errors import (
@@ -13,6 +15,9 @@ from llm_op_guard.errors import (
 )
 from llm_op_guard.guard.violation import Violation
 from llm_op_guard.policy import policy, set_policy
+
+# A library leaves it to the program whether and where its log is written.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __version__ = "0.1.0"
 

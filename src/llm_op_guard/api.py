@@ -255,11 +255,13 @@ def _known_libraries(libraries: tuple[str, ...]) -> None:
     for library in libraries:
         if library not in _INTEGRATIONS:
             known = ", ".join(_INTEGRATIONS)
-            raise InstallError(f"nothing is known of {library!r}{suggestion(str(library), _INTEGRATIONS)}; known: {known}")
+            raise InstallError(
+                f"nothing is known of {library!r}{suggestion(str(library), _INTEGRATIONS)}; known: {known}"
+            )
 
 
 def _guard_for(candidate: Candidate) -> Guard:
-    assert candidate.contract is not None  # noqa: S101 - a candidate without one is refused before
+    assert candidate.contract is not None
     return _make_guard(candidate.contract, candidate.operator, candidate.site, candidate.defaults)
 
 

@@ -83,7 +83,7 @@ class Policy:
         return cls(**{name: Setting.parse(text) for name, text in settings.items() if text is not None})
 
     def over(self, other: Policy) -> Policy:
-        """This policy, and what `other` says of the classes that this one leaves open."""
+        """The settings of this policy, and what `other` says of the classes that this one leaves open."""
         return Policy(self.A or other.A, self.B or other.B)
 
     def action(self, cost_class: str) -> Action:
@@ -133,7 +133,8 @@ class _State:
 
 
 _state = _State()
-_local: contextvars.ContextVar[Policy] = contextvars.ContextVar("llm_op_guard_policy", default=Policy())
+_NOTHING_SET = Policy()
+_local: contextvars.ContextVar[Policy] = contextvars.ContextVar("llm_op_guard_policy", default=_NOTHING_SET)
 
 
 def current(defaults: Policy) -> Policy:

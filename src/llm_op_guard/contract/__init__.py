@@ -1,0 +1,1 @@
+"""Text ⇄ Contract: reading, checking and printing contracts. Never imports torch."""

@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterable
 
 from llm_op_guard.contract.model import Source, path_of
-from llm_op_guard.contract.vocabulary import FUNCTIONS
+from llm_op_guard.contract.vocabulary import DTYPE_SETS, FUNCTIONS
 
 _BINARY = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
 _UNARY = (ast.Not, ast.USub, ast.UAdd)
@@ -21,6 +21,8 @@ def check_expression(node: ast.expr, source: Source, *, as_text: bool = False) -
     match node:
         case ast.Constant(value=value):
             _check_constant(node, value, source)
+        case ast.Name(id=name) if name in DTYPE_SETS:
+            raise source.error(f"{name} is a set of dtypes; it stands behind `in`", node)
         case ast.Name():
             if node.id.startswith("__"):
                 raise source.error(f"{node.id!r}: names do not begin with two underscores", node)
@@ -40,8 +42,8 @@ def check_expression(node: ast.expr, source: Source, *, as_text: bool = False) -
         case ast.BinOp(op=ast.BitOr()):
             raise source.error("| joins types, not values: write `x in (a, b)` or `or`", node)
         case ast.BoolOp():
-            for value in node.values:
-                check_expression(value, source)
+            for operand in node.values:
+                check_expression(operand, source)
         case ast.Compare(ops=ops) if all(isinstance(op, _COMPARE) for op in ops):
             _check_compare(node, source)
         case ast.IfExp():
@@ -99,8 +101,22 @@ def _check_compare(node: ast.Compare, source: Source) -> None:
             isinstance(right, ast.Constant) and (right.value is None or isinstance(right.value, bool))
         ):
             raise source.error("`is` compares with None, True or False; use == otherwise", right)
-    for operand in (node.left, *node.comparators):
-        check_expression(operand, source)
+    for op, right in zip(node.ops, node.comparators, strict=True):
+        if isinstance(op, ast.In | ast.NotIn):
+            if isinstance(right, ast.Constant):
+                raise source.error("behind `in` stands a tuple, a set of dtypes or a shape", right)
+            if _is_dtype_set(right):
+                continue
+        if _is_dtype_set(right):
+            raise source.error(f"{ast.unparse(right)} is a set of dtypes: use `in`", right)
+        check_expression(right, source)
+    if _is_dtype_set(node.left):
+        raise source.error(f"{ast.unparse(node.left)} is a set of dtypes; it stands behind `in`", node.left)
+    check_expression(node.left, source)
+
+
+def _is_dtype_set(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in DTYPE_SETS
 
 
 def _check_call(node: ast.Call, source: Source) -> None:

@@ -401,9 +401,7 @@ def path_of(node: ast.expr) -> Path | None:
             case ast.Subscript(value=value, slice=ast.Constant(value=str() | int() as key)):
                 steps.append((key,))
                 node = value
-            case ast.Subscript(
-                value=value, slice=ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() as key))
-            ):
+            case ast.Subscript(value=value, slice=ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() as key))):
                 steps.append((-key,))
                 node = value
             case ast.Name(id=root):

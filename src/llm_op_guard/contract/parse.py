@@ -95,15 +95,12 @@ def parse_body(text: str, name: str, parameters: Sequence[str], source: Source |
 def docstring_section(doc: str) -> tuple[str, int, int] | None:
     """The `Contract:` section of a docstring: (its dedented text, its first line counted from 0, its indent)."""
     lines = doc.expandtabs().splitlines()
-    for number, line in enumerate(lines):
-        if re.fullmatch(r"\s*Contract:\s*", line):
-            break
-    else:
+    headings = [number for number, line in enumerate(lines) if re.fullmatch(r"\s*Contract:\s*", line)]
+    if not headings:
         return None
-    heading = _indent(line)
-    section: list[str] = []
+    number, section = headings[0], []
     for line in lines[number + 1 :]:
-        if line.strip() and _indent(line) <= heading:
+        if line.strip() and _indent(line) <= _indent(lines[number]):
             break
         section.append(line)
     while section and not section[-1].strip():
@@ -202,7 +199,8 @@ def _statement(node: ast.stmt, source: Source) -> Statement:
         case ast.Assert():
             raise source.error("write require(…): assert vanishes under python -O", node)
     raise source.error(
-        "not a statement of the language; known are: name: type, name = expression, if/elif/else, require(…), returns: type",
+        "not a statement of the language; known are: name: type, name = expression, if/elif/else, require(…), "
+        "returns: type",
         node,
     )
 
@@ -249,9 +247,7 @@ def _keywords(call: ast.Call, source: Source, *allowed: str) -> tuple[Reason, st
                 pass
             case other:
                 raise source.error("certain= is True or False", other)
-    reason = Reason(
-        because=_text(seen.get("because"), source), hint=_text(seen.get("hint"), source), certain=certain
-    )
+    reason = Reason(because=_text(seen.get("because"), source), hint=_text(seen.get("hint"), source), certain=certain)
     return reason, _id(seen.get("id"), source), _error(seen.get("error"), source)
 
 
@@ -295,5 +291,3 @@ def _names(target: ast.expr, source: Source) -> tuple[str, ...]:
 def _expression(node: ast.expr, source: Source) -> Expr:
     check_expression(node, source)
     return Expr.of(node)
-
-

@@ -108,7 +108,8 @@ def _dtypes(node: ast.expr, source: Source) -> list[Dtype]:
             return [DtypeOf(path)]
         case ast.Name(id=name):
             known = [*DTYPE_NAMES, *DTYPE_SETS, *SCALAR_TYPES, "optional", "like"]
-            raise source.error(f"unknown type {name!r}{suggestion(name, known)}", node)
+            hint = suggestion(name, known) or "; a tensor type begins with its dtype: floating[B, D], T[B, D], int64[N]"
+            raise source.error(f"unknown type {name!r}{hint}", node)
     raise source.error("not a type: write dtype[sizes] @ device, None, int, float, bool, str, like(x) or a union", node)
 
 
@@ -144,15 +145,22 @@ def _dim(node: ast.expr, source: Source) -> Dim:
             raise source.error("a dimension cannot be negative", node)
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant()):
             raise source.error("a dimension cannot be negative", node)
+    return Size(_size(node, source))
+
+
+def _size(node: ast.expr, source: Source) -> Expr:
+    if not isinstance(
+        node, ast.Constant | ast.Name | ast.BinOp | ast.UnaryOp | ast.Call | ast.Subscript | ast.Attribute
+    ):
+        raise source.error("a dimension is a whole number, a symbol or an expression of these", node)
     check_expression(node, source)
-    return Size(Expr.of(node))
+    return Expr.of(node)
 
 
 def _size_options(node: ast.expr, source: Source) -> list[Expr]:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
         return [*_size_options(node.left, source), *_size_options(node.right, source)]
-    check_expression(node, source)
-    return [Expr.of(node)]
+    return [_size(node, source)]
 
 
 # ---------------------------------------------------------------- devices
@@ -172,5 +180,3 @@ def _devices(node: ast.expr, source: Source) -> tuple[Device, ...] | None:
         case ast.Attribute(attr="device", value=value) if (path := path_of(value)) is not None:
             return (DeviceOf(path),)
     raise source.error("a device is a symbol, a device type such as cpu or cuda, any, or x.device", node)
-
-

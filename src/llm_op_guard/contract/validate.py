@@ -139,7 +139,9 @@ def _symbols(contract: Contract) -> dict[str, SymbolKind]:
         if name in taken:
             if kind == "size":
                 return
-            raise contract.source.error(f"{name!r} is a parameter or assigned name, so it cannot stand for a {kind}", node)
+            raise contract.source.error(
+                f"{name!r} is a parameter or assigned name, so it cannot stand for a {kind}", node
+            )
         if name in FUNCTIONS or name in KEYWORDS or name in _CONSTANTS or name in {*DEVICE_TYPES, "result"}:
             raise contract.source.error(f"{name!r} has a meaning in the language; choose another symbol", node)
         if kinds.setdefault(name, kind) != kind:
@@ -179,9 +181,7 @@ def _check_names(clause: Clause, contract: Contract) -> None:
     for expr in (*_expressions(statement), *(condition.test for condition in clause.conditions)):
         for name, place in names_in(expr.node).items():
             if name not in known:
-                raise contract.source.error(
-                    f"unknown name {name!r}{suggestion(name, known)}", place
-                )
+                raise contract.source.error(f"unknown name {name!r}{suggestion(name, known)}", place)
     if isinstance(statement, Declare):
         for path in (statement.path, *paths_in_type(statement.type)):
             if path.root not in roots:
@@ -226,6 +226,9 @@ def _check_type(declared: Type, statement: Declare, contract: Contract) -> None:
                 raise contract.source.error(
                     f"{earlier.text} and {later.text} cannot be told apart by None, type, rank or dtype", statement.node
                 )
+    for path in paths_in_type(declared):
+        if path == statement.path:
+            raise contract.source.error(f"{path} is declared by itself", statement.node)
     for alternative in alternatives:
         if isinstance(alternative, TupleType):
             for item in alternative.items:

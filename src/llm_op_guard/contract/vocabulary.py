@@ -71,7 +71,10 @@ FUNCTIONS: dict[str, Function] = {
     function.name: function
     for function in (
         Function("has", "A", (("path", "path"),), "the path exists and is not None"),
-        Function("get", "A", (("path", "path"), ("default", "object")), "the path, or a default where it is absent or None"),
+        Function(
+            "get", "A", (("path", "path"), ("default", "object")),
+            "the path, or a default where it is absent or None",
+        ),
         Function("len", "A", (("sequence", "sequence"),), "the length of a shape, tuple, list, dict or string"),
         Function("min", "A", (("first", "number"),), "the smallest argument", variadic=True),
         Function("max", "A", (("first", "number"),), "the largest argument", variadic=True),

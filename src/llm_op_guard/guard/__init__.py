@@ -1,0 +1,1 @@
+"""Contract → check: planning, generating, explaining."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from llm_op_guard.contract.model import Contract, Declare
 from llm_op_guard.contract.validate import declared_paths
-from llm_op_guard.guard.reading import UNSET, is_tensor, optional_attribute, path_value
+from llm_op_guard.guard.reading import UNSET, is_a, is_tensor, optional_attribute, path_value
 from llm_op_guard.guard.violation import CallSite, TensorMetadata
 
 # Frames of these modules stand between the caller and the operator and say nothing about either.
@@ -77,7 +77,7 @@ def _tensors(contract: Contract, arguments: Mapping[str, Any]) -> Iterator[tuple
     for name, value in arguments.items():
         if is_tensor(value):
             yield name, value
-        elif isinstance(value, tuple | list):
+        elif is_a(value, tuple | list):
             yield from ((f"{name}[{i}]", part) for i, part in enumerate(value[:_MOST_TENSORS]) if is_tensor(part))
         elif type(value) is dict:
             yield from ((f"{name}[{key!r}]", part) for key, part in value.items() if is_tensor(part))

@@ -116,12 +116,12 @@ class Values:
             case ast.BinOp(left=left, op=op, right=right):
                 return BINARY[type(op)](self._value(left), self._value(right))
             case ast.BoolOp(op=op, values=parts):
-                value: Any = None
+                outcome: Any = None
                 for part in parts:
-                    value = self._value(part)
-                    if bool(value) is isinstance(op, ast.Or):
-                        return value
-                return value
+                    outcome = self._value(part)
+                    if bool(outcome) is isinstance(op, ast.Or):
+                        break
+                return outcome
             case ast.Compare():
                 return self._compare(node)
             case ast.IfExp(test=test, body=body, orelse=orelse):
@@ -158,13 +158,15 @@ class Values:
     def _call(self, name: str, node: ast.Call) -> Any:
         if name in ("has", "get"):
             path = path_of(node.args[0])
-            assert path is not None  # noqa: S101 - checked when the contract was read
+            assert path is not None
             root = self.named(path.root)
             if name == "has":
                 return present(root, *path.steps)
             value = path_value(root, *path.steps)
             return self._value(node.args[1]) if value is UNSET or value is None else plain(value)
-        return functions.IMPLEMENTATIONS[name](*self.call_arguments(name, node)[0], **self.call_arguments(name, node)[1])
+        return functions.IMPLEMENTATIONS[name](
+            *self.call_arguments(name, node)[0], **self.call_arguments(name, node)[1]
+        )
 
     def call_arguments(self, name: str, node: ast.Call) -> tuple[list[Any], dict[str, Any]]:
         """The arguments of a function call, tensors as they are and everything else plain."""

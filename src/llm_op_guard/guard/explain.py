@@ -7,14 +7,12 @@ looks at the order of statements: symbols are collected until nothing new is lea
 from __future__ import annotations
 
 import ast
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from llm_op_guard.contract.expressions import names_in
 from llm_op_guard.contract.model import (
-    Alternative,
     AnySize,
     Assign,
     Clause,
@@ -29,39 +27,24 @@ from llm_op_guard.contract.model import (
     DtypeSymbol,
     Expr,
     Like,
-    LiteralType,
-    NoneType,
     Path,
     Require,
     Rest,
     RestOf,
-    ScalarType,
     Size,
     SizeOneOf,
     TensorType,
     TupleType,
     Type,
 )
-from llm_op_guard.contract.solve import inverse
-from llm_op_guard.guard import functions
+from llm_op_guard.guard.bind import Bindings, aligned, committed, dtype_fits, fits
 from llm_op_guard.guard.describe import describe_rule
-from llm_op_guard.guard.evaluate import Values, dtype_values, show, text_of
+from llm_op_guard.guard.evaluate import dtype_values, show, text_of
+from llm_op_guard.guard.reading import INAPPLICABLE, Broken, NotApplicable, Snapshot, is_a, is_tensor
 from llm_op_guard.guard.reads import Read, reads_of
-from llm_op_guard.guard.reading import INAPPLICABLE, SCALAR_TESTS, Broken, NotApplicable, Snapshot, is_tensor
 from llm_op_guard.guard.violation import Binding, Violation
 
 _ALL_CLASSES: frozenset[CostClass] = frozenset({"A", "B"})
-
-
-@dataclass(frozen=True)
-class Observation:
-    """One sighting of a symbol: `q.shape[3]` is 129."""
-
-    symbol: str
-    value: Any
-    where: str
-    path: str
-    certain: bool = True
 
 
 @dataclass
@@ -75,6 +58,11 @@ class _Fault:
     expected: str
     names: set[str]
     aspect: str | None = None
+
+    @property
+    def certain(self) -> bool:
+        statement = self.clause.statement
+        return isinstance(statement, Assign) or statement.reason.certain
 
 
 def explain(
@@ -106,144 +94,23 @@ class _Explanation:
         at_entry: Mapping[Path, Snapshot | None],
     ) -> None:
         self.contract = contract
-        self.values = Values(arguments)
-        self.known = {name: value for name, value in known.items() if name in contract.assigned}
         self.at_entry = at_entry
         self.after_call = after_call
         self.clauses = [
-            clause for clause in contract.clauses if clause.cost_class in classes and (after_call or not clause.after_call)
+            clause
+            for clause in contract.clauses
+            if clause.cost_class in classes and (after_call or not clause.after_call)
         ]
-        self.observations: list[Observation] = []
-        self.unsolvable: dict[tuple[str, str], str] = {}
+        self.bindings = Bindings(contract, self.clauses, arguments, known)
+        self.values = self.bindings.values
         self.faults: list[_Fault] = []
 
     def violations(self) -> list[Violation]:
-        self._bind()
+        self.bindings.collect()
         for clause in self.clauses:
             if clause.after_call == self.after_call:
                 self._judge(clause)
         return [self._violation(fault) for fault in self._without_consequences()]
-
-    # ------------------------------------------------------------ binding
-
-    def _bind(self) -> None:
-        """Collect symbols and assigned names until nothing changes."""
-        self.values.assigned = dict(self.known)
-        solved: list[Observation] = []
-        rounds = 3 * (len(self.clauses) + len(self.contract.symbols)) + 5
-        for _ in range(rounds):
-            before = (dict(self.values.symbols), dict(self.values.assigned))
-            self.observations = [*self._sightings(), *solved]
-            self.values.symbols = {
-                name: _reference([o for o in self.observations if o.symbol == name])
-                for name in dict.fromkeys(o.symbol for o in self.observations)
-            }
-            self._assign()
-            if _same(before, (self.values.symbols, self.values.assigned)):
-                found = self._solve()
-                if not found:
-                    return
-                solved += found
-
-    def _sightings(self) -> list[Observation]:
-        found: list[Observation] = []
-        for clause in self.clauses:
-            if isinstance(clause.statement, Declare) and self._applies(clause):
-                certain = clause.statement.reason.certain
-                found += self._sightings_in(clause.statement.path, clause.statement.type, certain)
-        return found
-
-    def _sightings_in(self, path: Path, declared: Type, certain: bool) -> list[Observation]:
-        try:
-            value = self.values.path(path)
-        except INAPPLICABLE:
-            return []
-        found: list[Observation] = []
-        match self._committed(declared, value):
-            case TupleType(items=items):
-                for index, item in enumerate(items):
-                    found += self._sightings_in(Path(path.root, (*path.steps, (index,))), item, certain)
-            case TensorType() as tensor if is_tensor(value) and tensor.accepts_rank(len(value.shape)):
-                for dim, axis, observed in aligned(tensor, value.shape):
-                    name = dim.expr.symbol if isinstance(dim, Size) else dim.name if isinstance(dim, Rest) else None
-                    if name in self.contract.symbols:
-                        where = f"{path}.shape[{axis}]" if isinstance(dim, Size) else f"{path}.shape"
-                        found.append(Observation(name, observed, where, str(path), certain))
-                if len(tensor.dtypes) == 1 and isinstance(tensor.dtypes[0], DtypeSymbol):
-                    found.append(Observation(tensor.dtypes[0].name, value.dtype, f"{path}.dtype", str(path), certain))
-                if tensor.devices and len(tensor.devices) == 1 and isinstance(tensor.devices[0], DeviceSymbol):
-                    found.append(
-                        Observation(tensor.devices[0].name, value.device, f"{path}.device", str(path), certain)
-                    )
-        return found
-
-    def _solve(self) -> list[Observation]:
-        """Turn round every dimension expression whose one unknown nothing else has told."""
-        found: list[Observation] = []
-        for clause in self.clauses:
-            if isinstance(clause.statement, Declare) and self._applies(clause):
-                found += self._solve_in(clause.statement.path, clause.statement.type)
-        return found
-
-    def _solve_in(self, path: Path, declared: Type) -> list[Observation]:
-        try:
-            value = self.values.path(path)
-        except INAPPLICABLE:
-            return []
-        found: list[Observation] = []
-        match self._committed(declared, value):
-            case TupleType(items=items):
-                for index, item in enumerate(items):
-                    found += self._solve_in(Path(path.root, (*path.steps, (index,))), item)
-            case TensorType() as tensor if is_tensor(value) and tensor.accepts_rank(len(value.shape)):
-                for dim, axis, observed in aligned(tensor, value.shape):
-                    if not isinstance(dim, Size) or dim.expr.symbol is not None:
-                        continue
-                    unknown = [
-                        name
-                        for name in names_in(dim.expr.node)
-                        if name in self.contract.symbols and name not in self.values.symbols
-                    ]
-                    steps = inverse(dim.expr.node, unknown[0]) if len(unknown) == 1 else None
-                    if steps is None:
-                        continue
-                    where = f"{path}.shape[{axis}]"
-                    try:
-                        answer: Any = observed
-                        for step in steps:
-                            operand = None if step.operand is None else self.values.value_of(step.operand)
-                            answer = functions.undo(answer, step, operand)
-                    except INAPPLICABLE:
-                        continue
-                    except Broken as broken:
-                        self.unsolvable[where, dim.expr.text] = str(broken)
-                        continue
-                    found.append(Observation(unknown[0], answer, where, str(path)))
-        return found
-
-    def _assign(self) -> None:
-        for clause in self.clauses:
-            if not isinstance(clause.statement, Assign) or not self._applies(clause):
-                continue
-            names = clause.statement.names
-            if all(name in self.known for name in names):
-                continue
-            try:
-                value = self.values.raw(clause.statement.expr.node)
-                parts = [value] if len(names) == 1 else list(value) if isinstance(value, tuple | list) else []
-            except (*INAPPLICABLE, Broken):
-                continue
-            if len(parts) == len(names) and not any(part is None for part in parts):
-                self.values.assigned.update(zip(names, parts, strict=True))
-
-    def _applies(self, clause: Clause) -> bool:
-        for condition in clause.conditions:
-            try:
-                if bool(self.values.evaluate(condition.test)) is not condition.wanted:
-                    return False
-            except (*INAPPLICABLE, Broken):
-                return False
-        return True
 
     def _model(self, path: Path) -> Any:
         """The tensor at a path, as it was before the call, to compare with; raises NotApplicable where none is."""
@@ -251,31 +118,6 @@ class _Explanation:
         if value is None or not (is_tensor(value) or isinstance(value, Snapshot)):
             raise NotApplicable
         return value
-
-    # ------------------------------------------------------------ types
-
-    def _committed(self, declared: Type, value: Any) -> Alternative | None:
-        """The alternative that a value commits to: the only one, or the first that fits."""
-        if len(declared.alternatives) == 1:
-            return declared.alternatives[0]
-        return next((a for a in declared.alternatives if self._fits(a, value)), None)
-
-    def _fits(self, alternative: Alternative, value: Any) -> bool:
-        match alternative:
-            case NoneType():
-                return value is None
-            case LiteralType(value=wanted):
-                return type(value) is type(wanted) and value == wanted
-            case ScalarType(text=kind):
-                return bool(SCALAR_TESTS[kind](value))
-            case Like():
-                return is_tensor(value)
-            case TupleType(items=items):
-                return isinstance(value, tuple | list) and len(value) == len(items)
-            case TensorType():
-                return (
-                    is_tensor(value) and alternative.accepts_rank(len(value.shape)) and _dtype_possible(alternative, value)
-                )
 
     # ------------------------------------------------------------ judging
 
@@ -321,37 +163,37 @@ class _Explanation:
         self._fault(clause, rule.id, argument, observed, expected, rule.expr)
 
     def _judge_type(self, clause: Clause, path: Path, declared: Type, value: Any) -> None:
-        committed = self._committed(declared, value)
-        if committed is None or not self._fits(committed, value):
+        chosen = committed(declared, value)
+        if chosen is None or not fits(chosen, value):
             self._judge_misfit(clause, path, declared, value)
             return
-        match committed:
+        match chosen:
             case Like(path=other):
                 self._judge_like(clause, path, other, value)
             case TupleType(items=items):
                 for index, item in enumerate(items):
                     self._judge_type(clause, Path(path.root, (*path.steps, (index,))), item, value[index])
             case TensorType():
-                self._judge_dtype(clause, path, committed, value)
-                self._judge_sizes(clause, path, committed, value)
-                self._judge_device(clause, path, committed, value)
+                self._judge_dtype(clause, path, chosen, value)
+                self._judge_sizes(clause, path, chosen, value)
+                self._judge_device(clause, path, chosen, value)
 
     def _judge_misfit(self, clause: Clause, path: Path, declared: Type, value: Any) -> None:
         """No alternative fits: say whether the kind, the rank or the dtype is to blame."""
         tensors = [a for a in declared.alternatives if isinstance(a, TensorType)]
         if not is_tensor(value) or not tensors:
             kind = "a tensor" if is_tensor(value) else "None" if value is None else f"a {_kind(value)}"
-            if isinstance(value, tuple | list):
+            if is_a(value, tuple | list):
                 kind += f" of {len(value)}"
             self._fault(clause, f"{path}.type", str(path), f"{path} is {kind}", declared.text, None, "type")
             return
         same_rank = [t for t in tensors if t.accepts_rank(len(value.shape))]
         if same_rank:
-            dtypes = " or ".join(dict.fromkeys(d.text for t in same_rank for d in [_DtypesText(t)]))
+            dtypes = " or ".join(dict.fromkeys(_dtypes_text(t) for t in same_rank))
             observed = f"{path}.dtype = {show(value.dtype)}"
             self._fault(clause, f"{path}.dtype", str(path), observed, dtypes, None, "dtype")
             return
-        fitting = [t for t in tensors if _dtype_possible(t, value)] or tensors
+        fitting = [t for t in tensors if dtype_fits(t, value)] or tensors
         shapes = " or ".join(dict.fromkeys(_shape_text(t) for t in fitting))
         ranks = " or ".join(dict.fromkeys(_rank_text(t) for t in fitting))
         observed = f"{path}.shape = {show(tuple(value.shape))}, rank {len(value.shape)}"
@@ -429,7 +271,14 @@ class _Explanation:
                 names |= _symbols_of(dim)
         if observed_parts:
             self._fault(
-                clause, f"{path}.shape", str(path), ", ".join(observed_parts), ", ".join(expected_parts), None, "shape", names
+                clause,
+                f"{path}.shape",
+                str(path),
+                ", ".join(observed_parts),
+                ", ".join(expected_parts),
+                None,
+                "shape",
+                names,
             )
 
     def _wrong_size(self, dim: Dim, observed: Any, where: str) -> str | None:
@@ -453,10 +302,12 @@ class _Explanation:
                         return None
                     wrong.append(text)
                 return " or ".join(reversed(wrong))
+        return None
 
     def _wrong_value(self, expr: Expr, observed: Any, where: str) -> str | None:
-        if (where, expr.text) in self.unsolvable:
-            return f"{expr.text} for a whole {self._unknown_in(expr)} ({self.unsolvable[where, expr.text]})"
+        if (where, expr.text) in self.bindings.unsolvable:
+            unknown = ", ".join(self.bindings.unknown_in(expr))
+            return f"{expr.text} for a whole {unknown} ({self.bindings.unsolvable[where, expr.text]})"
         try:
             wanted = self.values.evaluate(expr)
         except Broken as broken:
@@ -464,10 +315,6 @@ class _Explanation:
         if observed == wanted:
             return None
         return expr.text if isinstance(expr.node, ast.Constant) else f"{expr.text} = {show(wanted)}"
-
-    def _unknown_in(self, expr: Expr) -> str:
-        names = [n for n in names_in(expr.node) if n in self.contract.symbols and n not in self.values.symbols]
-        return ", ".join(names)
 
     def _judge_like(self, clause: Clause, path: Path, other: Path, value: Any) -> None:
         try:
@@ -498,7 +345,7 @@ class _Explanation:
             except INAPPLICABLE:
                 continue
         for name in names_in(expr.node):
-            for observation in self.observations:
+            for observation in self.bindings.observations:
                 if observation.symbol == name:
                     return observation.path
         return next((str(read.path) for read in reads), None)
@@ -523,12 +370,14 @@ class _Explanation:
 
     def _without_consequences(self) -> list[_Fault]:
         """Leave out rules that read just what a broken certain declaration already says is wrong."""
-        wrong = {
-            (fault.argument, fault.aspect)
+        causes = [fault for fault in self.faults if fault.aspect is not None and fault.certain]
+        kept = [
+            fault
             for fault in self.faults
-            if fault.aspect is not None and fault.clause.statement.reason.certain  # type: ignore[union-attr]
-        }
-        return [fault for fault in self.faults if not any(_spoilt(read, wrong) for read in self._reads(fault))]
+            if not any(_spoilt(read, cause) for read in self._reads(fault) for cause in causes if cause is not fault)
+        ]
+        # Two declarations may each be the consequence of the other; then both are told.
+        return kept if any(fault.certain for fault in kept) or not causes else self.faults
 
     def _reads(self, fault: _Fault) -> list[Read]:
         statement = fault.clause.statement
@@ -542,17 +391,16 @@ class _Explanation:
     def _violation(self, fault: _Fault) -> Violation:
         statement = fault.clause.statement
         reason = None if isinstance(statement, Assign) else statement.reason
-        bindings = []
-        for name in sorted(fault.names, key=list(self.contract.symbols).index):
-            if name in self.values.symbols:
-                value = self.values.symbols[name]
-                seen = [o.where for o in self.observations if o.symbol == name and o.value == value]
-                bindings.append(Binding(name, show(value), tuple(dict.fromkeys(seen))))
+        bindings = [
+            Binding(name, show(self.values.symbols[name]), self.bindings.seen_at(name))
+            for name in self.contract.symbols
+            if name in fault.names and name in self.values.symbols
+        ]
         return Violation(
             operator=self.contract.name,
             rule_id=fault.rule_id,
             cost_class=fault.clause.cost_class,
-            certain=reason.certain if reason is not None else True,
+            certain=fault.certain,
             argument=fault.argument,
             observed=fault.observed,
             expected=fault.expected,
@@ -568,57 +416,9 @@ class _Explanation:
 # ---------------------------------------------------------------- parts
 
 
-def aligned(tensor: TensorType, shape: Any) -> list[tuple[Dim, int, Any]]:
-    """Each dimension of a type with its axis and the size seen there; an open group with the sizes it covers."""
-    dims, rest = tensor.dims, tensor.rest_index
-    if dims is None:
-        return []
-    sizes = tuple(shape)
-    if rest is None:
-        return [(dim, axis, sizes[axis]) for axis, dim in enumerate(dims)]
-    after = len(dims) - rest - 1
-    end = len(sizes) - after
-    return [
-        *((dims[axis], axis, sizes[axis]) for axis in range(rest)),
-        (dims[rest], rest, sizes[rest:end]),
-        *((dims[rest + 1 + i], end + i, sizes[end + i]) for i in range(after)),
-    ]
-
-
-def _reference(seen: list[Observation]) -> Any:
-    """Which of several sightings to believe: those of certain declarations; not 1; the majority; the first."""
-    values = [o.value for o in seen if o.certain] or [o.value for o in seen]
-    counted = [value for value in values if value != 1 or isinstance(value, bool)] or values
-    most = max(Counter(counted).values())
-    return next(value for value in counted if Counter(counted)[value] == most)
-
-
-def _same(before: tuple[dict[str, Any], dict[str, Any]], now: tuple[dict[str, Any], dict[str, Any]]) -> bool:
-    """Whether a round taught nothing. Identity first: an assigned name may be a tensor, and == would compare values."""
-    return all(
-        old.keys() == new.keys()
-        and all(old[k] is new[k] or (not is_tensor(new[k]) and _equal(old[k], new[k])) for k in new)
-        for old, new in zip(before, now, strict=True)
-    )
-
-
-def _equal(a: Any, b: Any) -> bool:
-    plain_types = (int, float, str, tuple)
-    return isinstance(a, plain_types) and isinstance(b, plain_types) and a == b or type(a).__module__ == "torch" and a == b
-
-
-def _dtype_possible(tensor: TensorType, value: Any) -> bool:
-    return any(
-        isinstance(dtype, DtypeSymbol | DtypeOf) or value.dtype in dtype_values(dtype) for dtype in tensor.dtypes
-    )
-
-
-class _DtypesText:
-    def __init__(self, tensor: TensorType) -> None:
-        parts = [
-            f"{dtype.path}.dtype" if isinstance(dtype, DtypeOf) else dtype.name for dtype in tensor.dtypes
-        ]
-        self.text = " or ".join(parts)
+def _dtypes_text(tensor: TensorType) -> str:
+    names = [f"{dtype.path}.dtype" if isinstance(dtype, DtypeOf) else dtype.name for dtype in tensor.dtypes]
+    return " or ".join(names)
 
 
 def _shape_text(tensor: TensorType) -> str:
@@ -647,11 +447,9 @@ def _kind(value: Any) -> str:
     return cls.__name__ if cls.__module__ == "builtins" else f"{cls.__module__.split('.')[0]}.{cls.__name__}"
 
 
-def _spoilt(read: Read, wrong: set[tuple[str | None, str | None]]) -> bool:
-    argument = str(read.path)
+def _spoilt(read: Read, cause: _Fault) -> bool:
+    if str(read.path) != cause.argument:
+        return False
     if read.aspect == "value":
-        return any((argument, aspect) in wrong for aspect in ("type", "dtype", "shape"))
-    return (argument, "type") in wrong or (argument, read.aspect) in wrong
-
-
-__all__ = ["Observation", "aligned", "explain"]
+        return cause.aspect in ("type", "dtype", "shape")
+    return cause.aspect in ("type", read.aspect)

@@ -104,9 +104,7 @@ class ExpressionWriter:
     Broken, `hoisted` which names must be tested for None before it is evaluated.
     """
 
-    def __init__(
-        self, plan: Plan, names: Names, done: list[Step], given: tuple[Given, ...], maybe: set[str]
-    ) -> None:
+    def __init__(self, plan: Plan, names: Names, done: list[Step], given: tuple[Given, ...], maybe: set[str]) -> None:
         self.plan = plan
         self.contract = plan.contract
         self.names = names
@@ -141,7 +139,7 @@ class ExpressionWriter:
         for step in self.done:
             if step.kind != "match" or step.path != path or not step.certain or not set(step.given) <= set(self.given):
                 continue
-            assert step.type is not None  # noqa: S101
+            assert step.type is not None
             if step.fact is None:
                 found.append(step.type.alternatives[0])
             elif step.fact in facts:
@@ -165,7 +163,11 @@ class ExpressionWriter:
         declared = [
             step.type
             for step in self.done
-            if step.kind == "match" and step.path == owner and step.certain and step.type and set(step.given) <= set(self.given)
+            if step.kind == "match"
+            and step.path == owner
+            and step.certain
+            and step.type
+            and set(step.given) <= set(self.given)
         ]
         optional = any(isinstance(a, NoneType) for t in declared for a in t.alternatives)
         if not as_tensor and not optional:
@@ -178,7 +180,8 @@ class ExpressionWriter:
 
     def prepare(self, node: ast.expr) -> None:
         """Decide whether names without a value may be tested up front: not where a part may stay unevaluated, nor
-        where a part evaluated earlier may break the rule first."""
+        where a part evaluated earlier may break the rule first.
+        """
         self.lazy = self.lazy or any(_defers(part) for part in ast.walk(node))
 
     # ------------------------------------------------------------ writing
@@ -209,7 +212,7 @@ class ExpressionWriter:
         (left_code, left_kind), (right_code, right_kind) = self._value(node.left), self._value(right)
         if not isinstance(op, ast.Eq | ast.NotEq) and not self._safe(op, right, left_kind, right_kind):
             self.fallible = True
-        return _atom(left_code), _atom(right_code)
+        return atom(left_code), atom(right_code)
 
     def _safe(self, op: ast.cmpop, right: ast.expr, left_kind: Kind, right_kind: Kind) -> bool:
         if isinstance(op, ast.In | ast.NotIn):
@@ -228,22 +231,22 @@ class ExpressionWriter:
                 code, kind = self._value(operand)
                 if not isinstance(op, ast.Not) and kind != "number":
                     self.fallible = True
-                return f"{_OPERATORS[type(op)]}{_atom(code)}", "number"
+                return f"{_OPERATORS[type(op)]}{atom(code)}", "number"
             case ast.BinOp(left=left, op=op, right=right):
                 return self._arithmetic(left, op, right)
             case ast.BoolOp(op=op, values=parts):
-                return f" {_OPERATORS[type(op)]} ".join(_atom(self._value(part)[0]) for part in parts), "other"
+                return f" {_OPERATORS[type(op)]} ".join(atom(self._value(part)[0]) for part in parts), "other"
             case ast.Compare() if len(node.ops) == 1:
                 left_code, right_code = self._sides(node)
                 return f"{left_code} {_OPERATORS[type(node.ops[0])]} {right_code}", "other"
             case ast.Compare(left=left, ops=ops, comparators=comparators):
                 self.fallible = True
-                parts = [_atom(self._value(left)[0])]
-                for op, comparator in zip(ops, comparators, strict=True):
-                    parts += [_OPERATORS[type(op)], _atom(self._value(comparator)[0])]
-                return " ".join(parts), "other"
+                chain = [atom(self._value(left)[0])]
+                for comparison, comparator in zip(ops, comparators, strict=True):
+                    chain += [_OPERATORS[type(comparison)], atom(self._value(comparator)[0])]
+                return " ".join(chain), "other"
             case ast.IfExp(test=test, body=body, orelse=orelse):
-                codes = [_atom(self._value(part)[0]) for part in (body, test, orelse)]
+                codes = [atom(self._value(part)[0]) for part in (body, test, orelse)]
                 return "{} if {} else {}".format(*codes), "other"
             case ast.Tuple(elts=items) | ast.List(elts=items):
                 return f"({''.join(f'{self._item(item)}, ' for item in items)})", "other"
@@ -254,8 +257,8 @@ class ExpressionWriter:
     def _item(self, node: ast.expr) -> str:
         if isinstance(node, ast.Starred):
             self.fallible = True
-            return f"*{_atom(self._value(node.value)[0])}"
-        return _atom(self._value(node)[0])
+            return f"*{atom(self._value(node.value)[0])}"
+        return atom(self._value(node)[0])
 
     def _name(self, name: str) -> tuple[str, Kind]:
         if name in self.contract.symbols:
@@ -295,9 +298,8 @@ class ExpressionWriter:
                 return self.names.own(name)
             case ast.Attribute(value=owner, attr=attr):
                 path = path_of(owner)
-                if path is not None and self.is_tensor(path):
-                    if attr in ("shape", "dtype", "device", "ndim"):
-                        return f"{self.names.path(path)}.{attr}"
+                if path is not None and self.is_tensor(path) and attr in ("shape", "dtype", "device", "ndim"):
+                    return f"{self.names.path(path)}.{attr}"
                 self.fallible = True
                 return f"_attribute({self._raw(owner)}, {attr!r})"
             case ast.Subscript(value=owner, slice=key):
@@ -333,12 +335,12 @@ class ExpressionWriter:
                 return f"{_BREAKING[type(op)]}({a}, {b})", "number" if numbers else "other"
         elif isinstance(op, ast.Mult) and not numbers:
             return f"_multiply({a}, {b})", "other"
-        return f"{_atom(a)} {_OPERATORS[type(op)]} {_atom(b)}", "number" if numbers else "other"
+        return f"{atom(a)} {_OPERATORS[type(op)]} {atom(b)}", "number" if numbers else "other"
 
     def _call(self, name: str, node: ast.Call) -> str:
         if name in ("has", "get"):
             path = path_of(node.args[0])
-            assert path is not None  # noqa: S101
+            assert path is not None
             root = self._raw(ast.Name(path.root))
             steps = "".join(f", {step!r}" for step in path.steps)
             if name == "has":
@@ -346,15 +348,13 @@ class ExpressionWriter:
             self.fallible = True
             return (
                 f"_plain(_got) if (_got := _path_value({root}{steps})) is not _unset and _got is not None "
-                f"else {_atom(self._value(node.args[1])[0])}"
+                f"else {atom(self._value(node.args[1])[0])}"
             )
         self.fallible = True
         self.may_break = True
         kinds = FUNCTIONS[name].arguments
         arguments = [
-            self._raw(argument)
-            if kinds[min(index, len(kinds) - 1)][1] in RAW_KINDS
-            else self._value(argument)[0]
+            self._raw(argument) if kinds[min(index, len(kinds) - 1)][1] in RAW_KINDS else self._value(argument)[0]
             for index, argument in enumerate(node.args)
         ]
         arguments += [f"{keyword.arg}={self._value(keyword.value)[0]}" for keyword in node.keywords]
@@ -399,7 +399,8 @@ def _slug(text: str) -> str:
     return re.sub(r"\W+", "_", text).strip("_")
 
 
-def _atom(code: str) -> str:
+def atom(code: str) -> str:
+    """The code, in brackets unless it is one term."""
     simple = re.fullmatch(r"[\w.]+|\(.*\)|[\w.]+\([^()]*\)|[\w.]+\[-?\d+\]", code)
     balanced = not code.startswith("(") or _closes_last(code)
     return code if simple and balanced else f"({code})"
@@ -412,5 +413,3 @@ def _closes_last(code: str) -> bool:
         if depth == 0:
             return position == len(code) - 1
     return False
-
-

@@ -97,7 +97,7 @@ def broadcasts(shape: Any, target: Any) -> bool:
     if len(shape) > len(target):
         return False
     # zip stops at the shorter: missing leading dimensions broadcast
-    return all(a == 1 or a == b for a, b in zip(reversed(shape), reversed(target), strict=False))
+    return all(a in (1, b) for a, b in zip(reversed(shape), reversed(target), strict=False))
 
 
 def _as_shape(value: Any) -> Any:

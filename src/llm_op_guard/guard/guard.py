@@ -94,7 +94,7 @@ class Guard:
             return plan
         # One parameter list for every choice of classes: a patch passes the same arguments to each.
         whole = plan_check(self.contract, ("A", "B"))
-        assert whole is not None  # noqa: S101 - it has at least the steps of `plan`
+        assert whole is not None
         return plan.with_parameters(whole.parameters)
 
     def _compiled(self, plan: Plan | None) -> FunctionType | None:
@@ -114,9 +114,10 @@ class Guard:
     def _failed(self, arguments: tuple[Any, ...]) -> None:
         self._explain(dict(zip(self.parameters, arguments, strict=True)))
 
-    def _failed_after(self, result: Any, state: tuple[Any, ...], arguments: tuple[Any, ...]) -> None:
+    def _failed_after(self, handed: tuple[Any, tuple[Any, ...], tuple[Any, ...]]) -> None:
+        result, state, arguments = handed
         plan = self._plan(frozenset({"A", "B"}), after_call=True)
-        assert plan is not None  # noqa: S101 - this is its check
+        assert plan is not None
         known = dict(zip(plan.known, state, strict=False))
         at_entry = dict(zip(plan.snapshots, state[len(plan.known) :], strict=False))
         values = dict(zip(plan.parameters, arguments, strict=True))
@@ -128,7 +129,7 @@ class Guard:
 
     def _noticed_after(self, doubts: list[int], arguments: tuple[Any, Any, tuple[Any, ...]]) -> None:
         if not self._told(doubts):
-            self._failed_after(*arguments)
+            self._failed_after(arguments)
 
     def _told(self, doubts: list[int]) -> bool:
         """Whether every suspect statement among these has been warned about already; counts them if so.
@@ -197,5 +198,3 @@ def _tracing() -> Callable[[], bool]:
     """What tells whether a program is traced at the moment; Dynamo folds it to True while it compiles."""
     torch = sys.modules.get("torch")
     return torch.compiler.is_compiling if torch is not None else lambda: False
-
-

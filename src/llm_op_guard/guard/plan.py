@@ -112,25 +112,20 @@ def plan_check(contract: Contract, classes: Iterable[CostClass], *, after_call: 
     wanted = frozenset(classes)
     clauses = [c for c in contract.clauses if c.cost_class in wanted]
     later = [c for c in clauses if c.after_call]
-    chosen = later if after_call else [c for c in clauses if not c.after_call]
-    if not chosen and not later:
-        return None
-    if after_call and not later:
+    if not clauses or (after_call and not later):
         return None
     known = _handed_on(contract, later) if later else ()
     snapshots = tuple(dict.fromkeys(p for c in later for p in _paths_at_entry(c)))
-    hands_on = _used_parameters(contract, list(_steps(contract, later)), with_types=False)
-    steps = _ordered(list(_steps(contract, chosen)), contract, set(known) if after_call else set())
-    if after_call:
-        return Plan(contract, tuple(steps), hands_on, True, known, snapshots, hands_on)
-    used = {*_used_parameters(contract, steps, with_types=True), *(p.root for p in snapshots), *hands_on}
+    before = list(_steps(contract, [c for c in clauses if not c.after_call]))
+    after = list(_steps(contract, later))
+    used = {
+        *(name for step in before for name in _parameters_of(step)),
+        *(name for step in after for name in _parameters_of(step)),
+    }
     parameters = tuple(name for name in contract.parameters if name in used)
-    return Plan(contract, tuple(steps), parameters, False, known, snapshots, hands_on)
-
-
-def _used_parameters(contract: Contract, steps: list[Step], *, with_types: bool) -> tuple[str, ...]:
-    used = {name for step in steps for name in _parameters_of(step, with_types)}
-    return tuple(name for name in contract.parameters if name in used)
+    steps = _ordered(after if after_call else before, contract, set(known) if after_call else set())
+    # After the call all arguments are at hand again, so that explain can say where a symbol got its value.
+    return Plan(contract, tuple(steps), parameters, after_call, known, snapshots, parameters if later else ())
 
 
 def _handed_on(contract: Contract, later: list[Clause]) -> tuple[str, ...]:
@@ -156,7 +151,8 @@ def _paths_at_entry(clause: Clause) -> Iterator[Path]:
 
 def _steps(contract: Contract, clauses: list[Clause]) -> Iterator[Step]:
     facts: dict[tuple[tuple[Given, ...], str], str] = {}
-    for clause in clauses:
+    # A test is as cheap as the cheapest statement in its branch. Statements of class A first, so that it is theirs.
+    for clause in sorted(clauses, key=lambda c: c.cost_class):
         given: tuple[Given, ...] = ()
         for condition in clause.conditions:
             key = (given, condition.test.text)
@@ -185,12 +181,14 @@ def _declaration_steps(
     contract: Contract, clause: Clause, given: tuple[Given, ...], path: Path, declared: Type
 ) -> Iterator[Step]:
     root = frozenset({path.root}) if path.root in contract.assigned else frozenset()
-    if path.steps:
-        fact = f"{path} is there"
+    # One path may be declared in several branches; each has facts of its own.
+    branch = "".join(f" {g.name}={g.value}" for g in given)
+    if path.steps or root:
+        fact = f"{path} is there{branch}"
         yield Step("read", clause, given, needs=root, fact=fact, path=path)
         given = (*given, Given(fact, True))
     alternatives = declared.alternatives
-    fact = f"kind of {path}"
+    fact = f"kind of {path}{branch}"
     bound = [frozenset(_bound(contract, a) if isinstance(a, TensorType) else ()) for a in alternatives]
     certain = isinstance(clause.statement, Declare) and clause.statement.reason.certain
     others = frozenset(p.root for p in paths_in_type(declared) if p.root in contract.assigned)
@@ -297,11 +295,11 @@ def _names(contract: Contract, node: ast.AST) -> frozenset[str]:
     return frozenset(n for n in names_in(node) if n in contract.symbols or n in contract.assigned)
 
 
-def _parameters_of(step: Step, with_types: bool) -> Iterator[str]:
-    """The names that a step reads, those that its types refer to only `with_types`."""
+def _parameters_of(step: Step) -> Iterator[str]:
+    """The names that a step reads."""
     if step.path is not None:
         yield step.path.root
-    if step.type is not None and with_types:
+    if step.type is not None:
         yield from (path.root for path in paths_in_type(step.type))
     if step.tensor is not None:
         for part in (*step.tensor.dtypes, *(step.tensor.dims or ()), *(step.tensor.devices or ())):
@@ -309,7 +307,7 @@ def _parameters_of(step: Step, with_types: bool) -> Iterator[str]:
                 yield from names_in(part.expr.node)
             elif isinstance(part, SizeOneOf):
                 yield from (name for option in part.options for name in names_in(option.node))
-            elif isinstance(part, DtypeOf | RestOf | DeviceOf) and with_types:
+            elif isinstance(part, DtypeOf | RestOf | DeviceOf):
                 yield part.path.root
     if step.test is not None:
         yield from names_in(step.test.node)
@@ -382,5 +380,6 @@ def sure(name: str | None, given: tuple[Given, ...], done: list[Step], known: se
 
 
 def never_both(a: tuple[Given, ...], b: tuple[Given, ...]) -> bool:
+    """Whether two steps stand in branches that exclude each other."""
     wanted = {g.name: g.value for g in a}
     return any(wanted.get(g.name, g.value) != g.value for g in b)

@@ -1,7 +1,8 @@
 """Reading arguments without running anybody's code, and what a reader may meet.
 
 Attributes come from instance dictionaries, the tables of `nn.Module` and plain class attributes; properties and
-methods are never called. What cannot be read so is not applicable.
+methods are never called, and a `__getattribute__` is asked for `__dict__` only. What cannot be read so is not
+applicable.
 """
 
 from __future__ import annotations
@@ -40,7 +41,15 @@ class _NoTensor:
 
 def is_tensor(value: object) -> bool:
     """Whether `value` is a torch tensor."""
-    return isinstance(value, tensor_class())
+    return is_a(value, tensor_class())
+
+
+def is_a(value: object, kind: Any) -> bool:
+    """`isinstance`, also for objects whose `__class__` raises."""
+    try:
+        return isinstance(value, kind)
+    except Exception:
+        return False
 
 
 def attribute(owner: Any, name: str) -> Any:
@@ -55,7 +64,11 @@ def optional_attribute(owner: Any, name: str) -> Any:
     """Read one attribute, `UNSET` where it is absent or would run code."""
     if is_tensor(owner):
         return getattr(owner, name) if name in TENSOR_ATTRIBUTES else _UNSET
-    own = getattr(owner, "__dict__", None)
+    try:
+        # Not object.__getattribute__, which Dynamo cannot trace: a class that overrides it is asked for this one name.
+        own = owner.__dict__
+    except Exception:
+        own = None
     if type(own) is dict:
         if name in own:
             return own[name]
@@ -67,7 +80,10 @@ def optional_attribute(owner: Any, name: str) -> Any:
         if name in cls.__dict__:
             value = cls.__dict__[name]
             if isinstance(value, MemberDescriptorType) or type(value).__name__ == "_tuplegetter":
-                return getattr(owner, name, _UNSET)  # a slot or a namedtuple field: no code behind it
+                try:
+                    return object.__getattribute__(owner, name)  # a slot or a namedtuple field: no code behind it
+                except AttributeError:
+                    return _UNSET
             return _UNSET if hasattr(value, "__get__") else value
     return _UNSET
 
@@ -77,16 +93,16 @@ UNSET = _UNSET
 
 def item(owner: Any, key: Any) -> Any:
     """Read one item of a dict, list, tuple, shape or `nn.ModuleList`; raises NotApplicable for anything else."""
-    if isinstance(owner, dict):
+    if is_a(owner, dict):
         if not dict.__contains__(owner, key):
             raise NotApplicable
         return dict.__getitem__(owner, key)
-    if isinstance(owner, list | tuple) and isinstance(key, int):
+    if is_a(owner, list | tuple) and isinstance(key, int):
         if not -len(owner) <= key < len(owner):
             raise NotApplicable
         return owner[key]
-    modules = getattr(owner, "__dict__", {}).get("_modules") if not is_tensor(owner) else None
-    if isinstance(modules, dict) and isinstance(key, int):
+    modules = optional_attribute(owner, "_modules")
+    if type(modules) is dict and isinstance(key, int):
         return item(list(modules.values()), key)
     raise NotApplicable
 
@@ -117,14 +133,14 @@ def plain(value: Any) -> Any:
 
     A tensor would answer a comparison with a tensor, and turning that into a truth waits for the device.
     """
-    if value is None or isinstance(value, int | float | str | tuple):
+    if value is None or is_a(value, int | float | str | tuple):
         return value
-    if isinstance(value, list):
+    if is_a(value, list):
         return tuple(value)
     if is_integer(value):
         return value.__index__()
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(
+    if torch is not None and is_a(
         value, torch.dtype | torch.device | torch.layout | torch.SymInt | torch.SymFloat | torch.SymBool
     ):
         return value
@@ -133,14 +149,14 @@ def plain(value: Any) -> Any:
 
 def is_integer(value: Any) -> bool:
     """Whether a value counts as `int`: Python, NumPy and symbolic integers; bool too; never a tensor."""
-    if isinstance(value, int):
+    if is_a(value, int):
         return True
     return hasattr(type(value), "__index__") and not is_tensor(value) and not hasattr(type(value), "__len__")
 
 
 def is_real(value: Any) -> bool:
     """Whether a value counts as `float`: any real number that is not a tensor."""
-    if isinstance(value, int | float):
+    if is_a(value, int | float):
         return True
     return not is_tensor(value) and not hasattr(type(value), "__len__") and hasattr(type(value), "__float__")
 
@@ -181,7 +197,7 @@ def known(value: Any) -> Any:
 
 def parts(value: Any, count: int) -> Any:
     """The items of a sequence of just this length; raises NotApplicable for anything else."""
-    if not isinstance(value, tuple | list) or len(value) != count:
+    if not is_a(value, tuple | list) or len(value) != count:
         raise NotApplicable
     return value
 
@@ -189,9 +205,10 @@ def parts(value: Any, count: int) -> Any:
 SCALAR_TESTS: dict[str, Any] = {
     "int": is_integer,
     "float": is_real,
-    "bool": lambda value: isinstance(value, bool) or type(value).__name__ in ("bool_", "SymBool"),
-    "str": lambda value: isinstance(value, str),
-    "dict": lambda value: isinstance(value, dict),
+    # NumPy's bool is called bool_ up to version 1 and bool since.
+    "bool": lambda value: type(value).__name__ in ("bool", "bool_", "SymBool"),
+    "str": lambda value: is_a(value, str),
+    "dict": lambda value: is_a(value, dict),
     "callable": callable,
     "object": lambda value: True,  # noqa: ARG005
 }

@@ -1,4 +1,4 @@
-"""What an expression reads from the arguments: `cos.shape[-1]` reads the shape of `cos`, `finite(q)` the values of q."""
+"""What an expression reads from the arguments: `cos.shape[-1]` reads the shape of cos, `finite(q)` the values of q."""
 
 from __future__ import annotations
 

@@ -86,8 +86,6 @@ class Violation:
     def to_dict(self) -> dict[str, Any]:
         """The violation as JSON-ready data."""
         data = asdict(self)
-        data["bindings"] = [
-            {"symbol": b.symbol, "value": b.value, "sources": list(b.sources)} for b in self.bindings
-        ]
+        data["bindings"] = [{"symbol": b.symbol, "value": b.value, "sources": list(b.sources)} for b in self.bindings]
         data["tensors"] = [{**asdict(t), "shape": list(t.shape)} for t in self.tensors]
         return data

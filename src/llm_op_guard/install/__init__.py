@@ -1,0 +1,1 @@
+"""Where guards are put and taken away again."""

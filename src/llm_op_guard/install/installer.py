@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.guard.guard import Guard
@@ -26,7 +26,7 @@ class Candidate:
 
     site: str
     operator: str
-    function: FunctionType | None = None
+    function: Callable[..., Any] | None = None
     contract: Contract | None = None
     defaults: Policy = field(default_factory=Policy)
     reason: str = ""
@@ -123,7 +123,7 @@ class Installer:
 
     def _take(self, candidate: Candidate) -> None:
         function = candidate.function
-        if function is None or candidate.contract is None:
+        if not isinstance(function, FunctionType) or candidate.contract is None:
             self._refuse(Refusal(candidate.site, candidate.reason))
             return
         if id(function) in self._seen:  # one function under several names, or a module met twice

@@ -1,0 +1,1 @@
+"""Records and renderers of violations."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from llm_op_guard.guard.violation import CallSite, Violation
 
-_LABEL_WIDTH = 14
 _MOST_RULES = 8
 
 
@@ -24,19 +24,28 @@ def render(violations: Sequence[Violation]) -> str:
         if len(violations) > _MOST_RULES:
             lines.append(f"  … and {len(violations) - _MOST_RULES} more")
     lines.append("")
+    return "\n".join([*lines, *_table(_facts(violations))])
+
+
+def _facts(violations: Sequence[Violation]) -> list[tuple[str, str]]:
+    """What surrounds the broken rules: (label, text) lines."""
+    first = violations[0]
     blamed = {violation.argument for violation in violations}
-    for tensor in first.tensors:
-        mark = "   <- here" if tensor.name in blamed else ""
-        lines.append(_labelled(tensor.name, f"{tensor}{mark}"))
+    facts = [(t.name, f"{t}   <- here" if t.name in blamed else str(t)) for t in first.tensors]
     if first.call_site is not None:
-        lines.append(_labelled("called from", place(first.call_site)))
+        facts.append(("called from", place(first.call_site)))
     for number, violation in enumerate(violations[:_MOST_RULES], 1):
         kind = "certain" if violation.certain else "suspect"
         label = "rule" if len(violations) == 1 else f"rule {number}"
-        lines.append(_labelled(label, f"{violation.rule_id} (class {violation.cost_class}, {kind})"))
+        facts.append((label, f"{violation.rule_id} (class {violation.cost_class}, {kind})"))
     if first.contract_id:
-        lines.append(_labelled("contract", f"{first.contract_id} {first.contract_hash}"))
-    return "\n".join(lines)
+        facts.append(("contract", f"{first.contract_id} {first.contract_hash}"))
+    return facts
+
+
+def _table(facts: list[tuple[str, str]]) -> list[str]:
+    width = max(len(label) for label, _ in facts)
+    return [f"  {label:<{width}}  {text}" for label, text in facts]
 
 
 def _reasons(violation: Violation, indent: str) -> list[str]:
@@ -48,10 +57,6 @@ def _reasons(violation: Violation, indent: str) -> list[str]:
     return lines
 
 
-def _labelled(label: str, text: str) -> str:
-    return f"  {label:<{_LABEL_WIDTH}} {text}"
-
-
 def place(site: CallSite) -> str:
     """A call site with its file shortened: below the installed packages or the working directory."""
     file = site.file.replace("\\", "/")
@@ -59,8 +64,6 @@ def place(site: CallSite) -> str:
     if installed:
         file = package_file
     else:
-        try:
+        with contextlib.suppress(ValueError, OSError):
             file = Path(file).relative_to(Path.cwd()).as_posix()
-        except (ValueError, OSError):
-            pass
     return str(CallSite(file, site.line, site.function, site.module_class, site.layer_idx))

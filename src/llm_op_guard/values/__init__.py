@@ -1,0 +1,1 @@
+"""Class B: rules that read the values of tensors."""

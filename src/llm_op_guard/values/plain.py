@@ -20,7 +20,7 @@ def require_readable(x: Any) -> None:
 
     if not is_tensor(x) or type(x) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         raise NotApplicable
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         raise NotApplicable
     if x.layout != torch.strided or x.device.type == "meta" or x.is_nested or x.is_quantized:
         raise NotApplicable

@@ -1,0 +1,107 @@
+"""The command `llm-op-guard`: arguments and exit codes, nothing else. The only module that ends the process."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from llm_op_guard import __version__, checking, demo, doctor, run
+from llm_op_guard.errors import LlmOpGuardError
+from llm_op_guard.policy import OFF, Policy, current
+from llm_op_guard.report.terminal import Terminal
+
+OK, FAILED, MISUSED, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code.
+
+    0: yes. 1: no (a contract is wrong, nothing is guarded, a bad input was not stopped). 2: the command was not given
+    what it needs. `run` has the exit code of the program that it runs.
+    """
+    try:
+        arguments = _parser().parse_args(argv)
+        command: Callable[[argparse.Namespace], int] = arguments.command
+        return command(arguments)
+    except SystemExit as end:  # of argparse, or of the program that ran
+        return _code(end)
+    except LlmOpGuardError as error:
+        Terminal(sys.stderr).error(str(error))
+        return MISUSED
+    except BrokenPipeError:
+        # Whoever read our output has gone. Without this, Python complains at exit, when it flushes.
+        with contextlib.suppress(OSError, ValueError):  # somebody replaced stdout
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _code(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return end.code or OK
+    Terminal(sys.stderr).line(str(end.code))
+    return FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="llm-op-guard", description="Contracts for LLM operators: checked at the call, explained when broken."
+    )
+    parser.add_argument("--version", action="version", version=f"llm-op-guard {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    command = commands.add_parser("demo", help="a tiny Llama with and without guards, then bad inputs side by side")
+    command.set_defaults(command=_demo)
+
+    command = commands.add_parser(
+        "run",
+        help="run a script or module with guards installed before its first line",
+        usage="llm-op-guard run [-h] (SCRIPT | -m MODULE) [ARGUMENT ...]",
+    )
+    command.add_argument("-m", dest="is_module", action="store_true", help="run a module, as python -m does")
+    command.add_argument("target", metavar="TARGET", help="the script, or with -m the module")
+    command.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="what the program is given")
+    command.set_defaults(command=_run)
+
+    command = commands.add_parser("doctor", help="what is guarded here, what is not, and why")
+    command.add_argument("--library", default="transformers", help="the library to look at (default: %(default)s)")
+    command.add_argument("modules", metavar="MODULE", nargs="*", help="modules to load and look at")
+    command.set_defaults(command=_doctor)
+
+    command = commands.add_parser("check", help="read contract files and say whether they are right")
+    command.add_argument("files", metavar="FILE", nargs="+")
+    command.set_defaults(command=_check)
+    return parser
+
+
+def _demo(_: argparse.Namespace) -> int:
+    out, complaints = Terminal(sys.stdout), Terminal(sys.stderr)
+    if absent := [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]:
+        complaints.error(f"the demo needs {' and '.join(absent)}: pip install 'llm-op-guard[transformers]'")
+        return MISUSED
+    if current(Policy()) == OFF:
+        complaints.error("LLM_OP_GUARD=off switches every guard off; unset it for the demo")
+        return MISUSED
+    return OK if demo.main(out) else FAILED
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    start = run.module if arguments.is_module else run.script
+    return start(arguments.target, arguments.arguments, Terminal(sys.stderr))
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    findings = doctor.main(Terminal(sys.stdout), Terminal(sys.stderr), arguments.library, arguments.modules)
+    if arguments.modules and findings.unloadable:
+        return MISUSED
+    return OK if findings.guarded else FAILED
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    wrong, unreadable = checking.main(Terminal(sys.stdout), Terminal(sys.stderr), arguments.files)
+    return MISUSED if unreadable else FAILED if wrong else OK

@@ -1,0 +1,133 @@
+"""Looks at an environment: what is guarded in it, what is not, and why."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from llm_op_guard import __version__, api
+from llm_op_guard.install.site import Refusal, Site
+from llm_op_guard.policy import CLASSES, ENVIRONMENT_VARIABLE, OFF, Policy, current
+from llm_op_guard.report.overview import Group, render_facts, render_groups
+from llm_op_guard.report.terminal import Terminal
+
+_PREFIX = "transformers.models."
+
+# Modules load lazily, so these are loaded to be looked at when nobody names others.
+SAMPLE = {
+    "transformers": tuple(
+        f"{_PREFIX}{name}.modeling_{name}"
+        for name in ("llama", "qwen2", "qwen3", "mistral", "mixtral", "gemma2", "phi3", "gpt_neox", "falcon", "gpt2")
+    )
+}
+
+
+def known_libraries() -> tuple[str, ...]:
+    """The libraries that `install` takes."""
+    return tuple(api._INTEGRATIONS)
+
+
+def installed_sites() -> list[Site]:
+    """Every place in a library that a guard stands at now."""
+    return [site for installer in api._installers.values() for site in installer.sites]
+
+
+@dataclass
+class Findings:
+    """What was found: places guarded by contract, places refused by reason, modules that could not be loaded."""
+
+    guarded: list[Group] = field(default_factory=list)
+    refused: list[Group] = field(default_factory=list)
+    unloadable: list[Refusal] = field(default_factory=list)
+
+
+def examine(library: str, modules: Sequence[str]) -> Findings:
+    """Load the modules with guards installed and say what became of each operator in them.
+
+    Raises InstallError for a library that nothing is known of.
+    """
+    findings = Findings()
+    api.install(library)
+    # Where the library is absent, the refusal of `install` says so.
+    for module in modules if _version(library) else ():
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            findings.unloadable.append(Refusal(module, f"{type(error).__name__}: {str(error).splitlines()[0]}"))
+    contracts: dict[str, list[str]] = {}
+    for site in installed_sites():
+        contracts.setdefault(site.guard.contract.id, []).append(_short(site.name))
+    findings.guarded = [Group(f"{name} ({len(places)})", places) for name, places in sorted(contracts.items())]
+    reasons: dict[str, list[str]] = {}
+    for refusal in api.status().refused:
+        reasons.setdefault(refusal.reason, []).append(_short(refusal.site))
+    findings.refused = [Group(reason, places) for reason, places in reasons.items()]
+    return findings
+
+
+def _short(site: str) -> str:
+    """`llama.LlamaModel.forward` for `transformers.models.llama.modeling_llama.LlamaModel.forward`."""
+    if not site.startswith(_PREFIX):
+        return site
+    family, _, rest = site.removeprefix(_PREFIX).partition(".")
+    return f"{family}.{rest.partition('.')[2] or rest}"
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def describe_policy() -> str:
+    """The policy in force and where it comes from; raises PolicyError for a bad LLM_OP_GUARD."""
+    chosen = current(Policy())
+    if chosen == OFF:
+        return f"off, from {ENVIRONMENT_VARIABLE}: no guard checks anything"
+    parts = []
+    for name in CLASSES:
+        setting = getattr(chosen, name)
+        if setting is not None:
+            parts.append(f"{name}={setting} (from {ENVIRONMENT_VARIABLE})")
+        else:
+            parts.append(f"{name}={_DEFAULTS[name]}")
+    return "; ".join(parts)
+
+
+_DEFAULTS = {
+    "A": "raise,sync (default)",
+    "B": "raise,sync in contracts of your own and for token ids, off in the other shipped contracts (default)",
+}
+
+
+def main(out: Terminal, complaints: Terminal, library: str, modules: Sequence[str]) -> Findings:
+    """Print what `examine` finds in these modules, or in a sample of the library's where none is named.
+
+    Raises InstallError and PolicyError.
+    """
+    asked = list(modules) or list(SAMPLE.get(library, ()))
+    findings = examine(library, asked)
+    facts = [
+        ("llm-op-guard", __version__),
+        ("python", f"{platform.python_version()} on {platform.system()}"),
+        *((name, _version(name) or "not installed") for name in dict.fromkeys(("torch", library))),
+        ("policy", describe_policy()),
+        ("libraries", f"{', '.join(known_libraries())} (those that guards are known for)"),
+    ]
+    out.line(render_facts(facts))
+    if not modules and _version(library):
+        short = ", ".join(module.removeprefix(_PREFIX).partition(".")[0] for module in asked)
+        out.line(f"\nLooked at a few model families, as no module was named: {short}.")
+        out.line(f"To look at another: llm-op-guard doctor {_PREFIX}olmo2.modeling_olmo2")
+    for title, groups, style in (("Guarded", findings.guarded, "green"), ("Not guarded", findings.refused, "yellow")):
+        count = sum(len(group.places) for group in groups)
+        out.line(f"\n{out.paint(f'{title}: {count}', 'bold')}")
+        if groups:
+            out.line(render_groups(groups, out, style))
+    for refusal in findings.unloadable:
+        complaints.error(f"cannot load {refusal}")
+    return findings

@@ -1,0 +1,256 @@
+"""What one call tells about the symbols and assigned names of a contract.
+
+Nothing here looks at the order of statements: sightings are collected again and again until nothing new is learnt.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llm_op_guard.contract.expressions import names_in
+from llm_op_guard.contract.model import (
+    Alternative,
+    Assign,
+    Clause,
+    Contract,
+    Declare,
+    DeviceSymbol,
+    Dim,
+    DtypeOf,
+    DtypeSymbol,
+    Expr,
+    Like,
+    LiteralType,
+    NoneType,
+    Path,
+    Rest,
+    ScalarType,
+    Size,
+    TensorType,
+    TupleType,
+    Type,
+)
+from llm_op_guard.contract.solve import inverse
+from llm_op_guard.guard import functions
+from llm_op_guard.guard.evaluate import Values, dtype_values
+from llm_op_guard.guard.reading import INAPPLICABLE, SCALAR_TESTS, Broken, is_a, is_tensor
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One sighting of a symbol: `q.shape[3]` is 129."""
+
+    symbol: str
+    value: Any
+    where: str
+    path: str
+    certain: bool = True
+
+
+class Bindings:
+    """The symbols and assigned names of one call, and where each was seen.
+
+    `known` are the values that assigned names had before the call. After `collect`: `values` evaluates expressions,
+    `observations` are all sightings, `unsolvable` says which dimension expressions no whole number solves, and why.
+    """
+
+    def __init__(
+        self, contract: Contract, clauses: list[Clause], arguments: Mapping[str, Any], known: Mapping[str, Any]
+    ) -> None:
+        self.contract = contract
+        self.clauses = clauses
+        self.values = Values(arguments)
+        self.known = {name: value for name, value in known.items() if name in contract.assigned}
+        self.observations: list[Observation] = []
+        self.unsolvable: dict[tuple[str, str], str] = {}
+
+    def collect(self) -> None:
+        """Collect until nothing changes."""
+        self.values.assigned = dict(self.known)
+        solved: list[Observation] = []
+        for _ in range(3 * (len(self.clauses) + len(self.contract.symbols)) + 5):
+            before = (dict(self.values.symbols), dict(self.values.assigned))
+            self.observations = [*self._sightings(), *solved]
+            self.values.symbols = {
+                name: _reference([o for o in self.observations if o.symbol == name])
+                for name in dict.fromkeys(o.symbol for o in self.observations)
+            }
+            self._assign()
+            if _same(before, (self.values.symbols, self.values.assigned)):
+                found = list(self._solutions())
+                if not found:
+                    return
+                solved += found
+
+    def seen_at(self, symbol: str) -> tuple[str, ...]:
+        """The places where a symbol had the value that it is taken to have."""
+        value = self.values.symbols[symbol]
+        return tuple(dict.fromkeys(o.where for o in self.observations if o.symbol == symbol and o.value == value))
+
+    def unknown_in(self, expr: Expr) -> list[str]:
+        """The symbols of an expression that have no value."""
+        return [n for n in names_in(expr.node) if n in self.contract.symbols and n not in self.values.symbols]
+
+    def _tensors(self) -> Iterator[tuple[Declare, Path, TensorType, Any]]:
+        """Every tensor that fits its declaration as far as kind and rank go."""
+        for clause in self.clauses:
+            if isinstance(clause.statement, Declare) and self._applies(clause):
+                for path, tensor, value in self._tensors_in(clause.statement.path, clause.statement.type):
+                    yield clause.statement, path, tensor, value
+
+    def _tensors_in(self, path: Path, declared: Type) -> Iterator[tuple[Path, TensorType, Any]]:
+        try:
+            value = self.values.path(path)
+        except INAPPLICABLE:
+            return
+        match committed(declared, value):
+            case TupleType(items=items):
+                for index, item in enumerate(items):
+                    yield from self._tensors_in(Path(path.root, (*path.steps, (index,))), item)
+            case TensorType() as tensor if is_tensor(value) and tensor.accepts_rank(len(value.shape)):
+                yield path, tensor, value
+
+    def _sightings(self) -> Iterator[Observation]:
+        for statement, path, tensor, value in self._tensors():
+            certain = statement.reason.certain
+            for dim, axis, observed in aligned(tensor, value.shape):
+                name = dim.expr.symbol if isinstance(dim, Size) else dim.name if isinstance(dim, Rest) else None
+                if name in self.contract.symbols:
+                    where = f"{path}.shape[{axis}]" if isinstance(dim, Size) else f"{path}.shape"
+                    yield Observation(name, observed, where, str(path), certain)
+            if len(tensor.dtypes) == 1 and isinstance(tensor.dtypes[0], DtypeSymbol):
+                yield Observation(tensor.dtypes[0].name, value.dtype, f"{path}.dtype", str(path), certain)
+            if tensor.devices and len(tensor.devices) == 1 and isinstance(tensor.devices[0], DeviceSymbol):
+                yield Observation(tensor.devices[0].name, value.device, f"{path}.device", str(path), certain)
+
+    def _solutions(self) -> Iterator[Observation]:
+        """Turn round every dimension expression whose one unknown nothing else has told."""
+        for _, path, tensor, value in self._tensors():
+            for dim, axis, observed in aligned(tensor, value.shape):
+                unknown = self.unknown_in(dim.expr) if isinstance(dim, Size) else []
+                if not isinstance(dim, Size) or len(unknown) != 1:
+                    continue
+                where = f"{path}.shape[{axis}]"
+                try:
+                    answer = self._solved(dim.expr, unknown[0], observed)
+                except INAPPLICABLE:
+                    continue
+                except Broken as broken:
+                    self.unsolvable[where, dim.expr.text] = str(broken)
+                    continue
+                if answer is not None:
+                    yield Observation(unknown[0], answer, where, str(path))
+
+    def _solved(self, expr: Expr, unknown: str, observed: Any) -> Any:
+        steps = inverse(expr.node, unknown)
+        if steps is None:
+            return None
+        for step in steps:
+            operand = None if step.operand is None else self.values.value_of(step.operand)
+            observed = functions.undo(observed, step, operand)
+        return observed
+
+    def _assign(self) -> None:
+        for clause in self.clauses:
+            if not isinstance(clause.statement, Assign) or not self._applies(clause):
+                continue
+            names = clause.statement.names
+            if all(name in self.known for name in names):
+                continue
+            try:
+                value = self.values.raw(clause.statement.expr.node)
+            except (*INAPPLICABLE, Broken):
+                continue
+            parts = [value] if len(names) == 1 else list(value) if is_a(value, tuple | list) else []
+            if len(parts) == len(names) and not any(part is None for part in parts):
+                self.values.assigned.update(zip(names, parts, strict=True))
+
+    def _applies(self, clause: Clause) -> bool:
+        for condition in clause.conditions:
+            try:
+                if bool(self.values.evaluate(condition.test)) is not condition.wanted:
+                    return False
+            except (*INAPPLICABLE, Broken):
+                return False
+        return True
+
+
+# ---------------------------------------------------------------- types
+
+
+def committed(declared: Type, value: Any) -> Alternative | None:
+    """The alternative that a value commits to: the only one, or the first that fits."""
+    if len(declared.alternatives) == 1:
+        return declared.alternatives[0]
+    return next((a for a in declared.alternatives if fits(a, value)), None)
+
+
+def fits(alternative: Alternative, value: Any) -> bool:
+    """Whether a value is of a type by None, type, rank and dtype."""
+    match alternative:
+        case NoneType():
+            return value is None
+        case LiteralType(value=wanted):
+            return type(value) is type(wanted) and value == wanted
+        case ScalarType(text=kind):
+            return bool(SCALAR_TESTS[kind](value))
+        case Like():
+            return is_tensor(value)
+        case TupleType(items=items):
+            return is_a(value, tuple | list) and len(value) == len(items)
+        case TensorType():
+            return is_tensor(value) and alternative.accepts_rank(len(value.shape)) and dtype_fits(alternative, value)
+
+
+def dtype_fits(tensor: TensorType, value: Any) -> bool:
+    """Whether a tensor's dtype is one that its type names, or may be any that a symbol stands for."""
+    return any(
+        isinstance(dtype, DtypeSymbol | DtypeOf) or value.dtype in dtype_values(dtype) for dtype in tensor.dtypes
+    )
+
+
+def aligned(tensor: TensorType, shape: Any) -> list[tuple[Dim, int, Any]]:
+    """Each dimension of a type with its axis and the size seen there; an open group with the sizes it covers."""
+    dims, rest = tensor.dims, tensor.rest_index
+    if dims is None:
+        return []
+    sizes = tuple(shape)
+    if rest is None:
+        return [(dim, axis, sizes[axis]) for axis, dim in enumerate(dims)]
+    after = len(dims) - rest - 1
+    end = len(sizes) - after
+    return [
+        *((dims[axis], axis, sizes[axis]) for axis in range(rest)),
+        (dims[rest], rest, sizes[rest:end]),
+        *((dims[rest + 1 + i], end + i, sizes[end + i]) for i in range(after)),
+    ]
+
+
+# ---------------------------------------------------------------- agreement
+
+
+def _reference(seen: list[Observation]) -> Any:
+    """Which of several sightings to believe: those of certain declarations; not 1; the majority; the first."""
+    values = [o.value for o in seen if o.certain] or [o.value for o in seen]
+    counts = Counter([value for value in values if value != 1] or values)
+    return max(counts, key=lambda value: counts[value])  # the first of several that are seen equally often
+
+
+def _same(before: tuple[dict[str, Any], dict[str, Any]], now: tuple[dict[str, Any], dict[str, Any]]) -> bool:
+    """Whether a round taught nothing."""
+    return all(
+        old.keys() == new.keys() and all(_unchanged(old[k], new[k]) for k in new)
+        for old, new in zip(before, now, strict=True)
+    )
+
+
+def _unchanged(old: Any, new: Any) -> bool:
+    # Identity first: an assigned name may be a tensor or any object, whose == is not ours to call.
+    return old is new or (_is_comparable(old) and _is_comparable(new) and bool(old == new))
+
+
+def _is_comparable(value: Any) -> bool:
+    return type(value) in (int, float, str, tuple, bool) or (type(value).__module__ == "torch" and not is_tensor(value))

@@ -1,0 +1,80 @@
+"""What the writers of one check share: the plan, the names, the steps already written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from llm_op_guard.contract.model import Path
+from llm_op_guard.guard.expression_source import ExpressionWriter, Names
+from llm_op_guard.guard.plan import Given, Plan, Step, never_both, sure
+
+
+class Draft:
+    """The state of writing one check.
+
+    `done` are the steps written so far, `maybe` the names that may be read without having been bound (they begin as
+    None), `decided` the branch tests that always come out, `doubts` whether any suspect rule is in the check.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.contract = plan.contract
+        self.names = Names(plan)
+        self.done: list[Step] = []
+        self.maybe: set[str] = set(plan.known)
+        self.decided: set[str] = set()
+        self.doubts = False
+
+    def writer(self, step: Step) -> ExpressionWriter:
+        """What writes the expressions of a step."""
+        return ExpressionWriter(self.plan, self.names, self.done, step.given, self.maybe)
+
+    def fail(self, step: Step) -> str:
+        """The statement that says a step is broken."""
+        if step.certain:
+            return "raise _Broken"
+        self.doubts = True
+        # Numbered by its statement, of which all rules are suspect.
+        return f"_doubts.append({self.contract.clauses.index(step.clause)})"
+
+    def judged(self, step: Step, broken: str, writer: ExpressionWriter) -> Iterator[str]:
+        """`if broken: fail`, with whatever the expression may raise taken care of."""
+        guard = " and ".join(f"{name} is not None" for name in writer.hoisted)
+        test = f"{guard} and ({broken})" if guard else broken
+        lines = [f"if {test}:", f"    {self.fail(step)}"]
+        if not writer.fallible and (step.certain or not writer.may_break):
+            yield from lines
+            return
+        yield "try:"
+        yield from indented(lines)
+        if not step.certain:
+            yield "except _Broken:"
+            yield f"    {self.fail(step)}"
+        yield "except _inapplicable:"
+        yield "    pass"
+
+    def sure(self, name: str, given: tuple[Given, ...]) -> bool:
+        """Whether a name has a value for certain wherever these facts hold."""
+        return sure(name, given, self.done, set(self.plan.known) if self.plan.after_call else set())
+
+    def first(self, step: Step, symbol: str) -> bool:
+        """Whether no step before this one, on the same path, can have bound the symbol."""
+        if self.plan.after_call and symbol in self.plan.known:
+            return False
+        return not any(symbol in other.gives and not never_both(other.given, step.given) for other in self.done)
+
+
+def path_of_step(step: Step) -> Path:
+    """The path that a step declares or reads."""
+    assert step.path is not None
+    return step.path
+
+
+def steps_source(path: Path) -> str:
+    """The steps of a path as further arguments of a call."""
+    return "".join(f", {step!r}" for step in path.steps)
+
+
+def indented(lines: Iterable[str]) -> Iterator[str]:
+    """Lines one level deeper."""
+    return (f"    {line}" for line in lines)

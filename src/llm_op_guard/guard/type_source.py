@@ -1,0 +1,333 @@
+"""Declarations → source: what a tensor tells about symbols, and what must agree with them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from llm_op_guard.contract.model import (
+    AnySize,
+    Declare,
+    DeviceOf,
+    DeviceSymbol,
+    DeviceType,
+    Dim,
+    DtypeName,
+    DtypeOf,
+    DtypeSet,
+    DtypeSymbol,
+    Expr,
+    Like,
+    LiteralType,
+    NoneType,
+    Path,
+    Rest,
+    RestOf,
+    ScalarType,
+    Size,
+    SizeOneOf,
+    TensorType,
+    TupleType,
+)
+from llm_op_guard.contract.solve import inverse
+from llm_op_guard.guard.draft import Draft, indented, path_of_step, steps_source
+from llm_op_guard.guard.expression_source import atom
+from llm_op_guard.guard.plan import Step, directly_checked, late_device, late_dtype
+
+
+class TypeWriter:
+    """Writes the steps of declarations."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+
+    def match(self, step: Step) -> Iterator[str]:
+        """Find the alternative that fits, and bind or compare what the value itself tells."""
+        assert step.path is not None and step.type is not None
+        value = self.draft.names.path(step.path)
+        statement = step.clause.statement
+        assert isinstance(statement, Declare)
+        yield f"# {step.path}: {step.type.text}"
+        alternatives = step.type.alternatives
+        if len(alternatives) == 1:
+            yield from self._match_only(step, value)
+            return
+        kind = self.draft.names.kind(step.path)
+        told = any(given.name == step.fact for other in self.draft.plan.steps for given in other.given)
+        keyword = "if"
+        for index, alternative in enumerate(alternatives):
+            lines = [f"{kind} = {index}"] if told else []
+            match alternative:
+                case TensorType():
+                    lines += self._observe(step, alternative, value, ranked=True)
+                case Like(path=path):
+                    lines += self._like(step, path, value)
+            yield f"{keyword} {self._fits(alternative, value)}:"
+            yield from indented(lines or ["pass"])
+            keyword = "elif"
+        yield "else:"
+        if told and not step.certain:
+            yield f"    {kind} = -1"
+        yield f"    {self.draft.fail(step)}"
+
+    def _match_only(self, step: Step, value: str) -> Iterator[str]:
+        assert step.type is not None
+        only = step.type.alternatives[0]
+        tensor = isinstance(only, TensorType | Like)
+        misfit = f"not isinstance({value}, _Tensor)" if tensor else f"not {self._fits(only, value)}"
+        if isinstance(only, TensorType) and (not step.certain or not _unpacks(only)):
+            rank = self._rank_misfit(only, value)
+            misfit = f"{misfit} or {rank}" if rank else misfit
+        yield f"if {misfit}:"
+        yield f"    {self.draft.fail(step)}"
+        lines: list[str] = []
+        if isinstance(only, TensorType):
+            lines = list(self._observe(step, only, value, ranked=not (step.certain and _unpacks(only))))
+        elif isinstance(only, Like):
+            lines = list(self._like(step, only.path, value))
+        if lines and not step.certain:
+            yield "else:"
+            lines = list(indented(lines))
+        yield from lines
+
+    def _fits(self, alternative: object, value: str) -> str:
+        match alternative:
+            case NoneType():
+                return f"{value} is None"
+            case LiteralType(value=wanted):
+                return f"(type({value}) is {type(wanted).__name__} and {value} == {wanted!r})"
+            case ScalarType(text="int"):
+                return f"(isinstance({value}, int) or _is_int({value}))"
+            case ScalarType(text="float"):
+                return f"(isinstance({value}, (float, int)) or _is_float({value}))"
+            case ScalarType(text=kind):
+                return f"_is_{kind}({value})"
+            case Like():
+                return f"isinstance({value}, _Tensor)"
+            case TupleType(items=items):
+                return f"(isinstance({value}, (tuple, list)) and len({value}) == {len(items)})"
+            case TensorType():
+                tests = [f"isinstance({value}, _Tensor)"]
+                rank = self._rank_misfit(alternative, value)
+                if rank:
+                    tests.append(f"not {rank}")
+                accepted = self._accepted(alternative)
+                if accepted is not None:
+                    tests.append(f"{value}.dtype in {accepted}")
+                return " and ".join(tests)
+        raise AssertionError(alternative)
+
+    def _rank_misfit(self, tensor: TensorType, value: str) -> str | None:
+        if tensor.dims is None:
+            return None
+        if tensor.rest_index is None:
+            return f"len({value}.shape) != {len(tensor.dims)}"
+        return f"len({value}.shape) < {len(tensor.dims) - 1}" if len(tensor.dims) > 1 else None
+
+    def _accepted(self, tensor: TensorType) -> str | None:
+        """The name of the frozenset of dtypes that a tensor type accepts, when it is fixed."""
+        names: list[str] = []
+        for dtype in tensor.dtypes:
+            if isinstance(dtype, DtypeSymbol | DtypeOf) or dtype == DtypeSet("any"):
+                return None
+            names.append(dtype.name)
+        return self.draft.names.dtypes(tuple(d for d in tensor.dtypes if isinstance(d, DtypeName | DtypeSet)))
+
+    def _observe(self, step: Step, tensor: TensorType, value: str, *, ranked: bool) -> Iterator[str]:
+        """Bind and compare what the tensor itself tells: sizes, dtype, device."""
+        if len(tensor.dtypes) == 1 and isinstance(tensor.dtypes[0], DtypeSymbol):
+            yield from self._sight(step, tensor.dtypes[0].name, f"{value}.dtype")
+        elif step.fact is None and (accepted := self._accepted(tensor)) is not None:
+            yield f"if {value}.dtype not in {accepted}:"
+            yield f"    {self.draft.fail(step)}"
+        yield from self._observe_sizes(step, tensor, value, ranked)
+        devices = tensor.devices or ()
+        if len(devices) == 1 and isinstance(devices[0], DeviceSymbol):
+            yield from self._sight(step, devices[0].name, f"{value}.device")
+        elif devices and not late_device(tensor):
+            kinds = tuple(device.name for device in devices if isinstance(device, DeviceType))
+            yield f"if {value}.device.type not in {kinds!r}:"
+            yield f"    {self.draft.fail(step)}"
+
+    def _observe_sizes(self, step: Step, tensor: TensorType, value: str, ranked: bool) -> Iterator[str]:
+        dims = tensor.dims
+        if dims is None:
+            return
+        shape = f"{value}.shape"
+        if not dims:
+            if not ranked:
+                yield f"if {shape}:"
+                yield f"    {self.draft.fail(step)}"
+            return
+        targets: list[str] = []
+        later: list[str] = []
+        bound_here: set[str] = set()
+        for axis, dim in enumerate(dims):
+            local = self.draft.names.size(path_of_step(step), axis)
+            target = local
+            match dim:
+                case AnySize():
+                    target = "_"
+                case Rest(name=None):
+                    target = "*_"
+                case Rest() | RestOf():
+                    target = f"*{local}"
+            symbol = _binds(dim, self.draft.contract.symbols)
+            if (
+                symbol is not None
+                and isinstance(dim, Size)
+                and symbol not in bound_here
+                and self.draft.first(step, symbol)
+            ):
+                target = self.draft.names.own(symbol)
+                bound_here.add(symbol)
+            elif symbol is not None:
+                seen = f"tuple({local})" if isinstance(dim, Rest) else local
+                later += self._compared(step, symbol, seen, surely=symbol in bound_here)
+                bound_here.add(symbol)
+            elif isinstance(dim, Size) and isinstance(dim.expr.node, ast.Constant):
+                later += [f"if {local} != {dim.expr.text}:", f"    {self.draft.fail(step)}"]
+            targets.append(target)
+        if any(target.lstrip("*") != "_" for target in targets) or not ranked:
+            yield f"{', '.join(targets)}{',' if len(targets) == 1 else ''} = {shape}"
+        yield from later
+
+    def _sight(self, step: Step, symbol: str, seen: str) -> Iterator[str]:
+        if self.draft.first(step, symbol):
+            yield f"{self.draft.names.own(symbol)} = {seen}"
+        else:
+            yield from self._compared(step, symbol, seen, surely=False)
+
+    def _compared(self, step: Step, symbol: str, seen: str, *, surely: bool) -> list[str]:
+        own = self.draft.names.own(symbol)
+        if surely or self.draft.sure(symbol, step.given):
+            return [f"if {seen} != {own}:", f"    {self.draft.fail(step)}"]
+        if self.draft.first(step, symbol):
+            return [f"{own} = {seen}"]
+        self.draft.maybe.add(symbol)
+        return [f"if {own} is None:", f"    {own} = {seen}", f"elif {seen} != {own}:", f"    {self.draft.fail(step)}"]
+
+    def _like(self, step: Step, other: Path, value: str) -> Iterator[str]:
+        setup, model, guarded = self._model(step, other)
+        unlike = f"{value}.dtype != {model}.dtype or {value}.shape != {model}.shape or {value}.device != {model}.device"
+        yield from setup
+        yield f"if {model} is not None and ({unlike}):" if guarded else f"if {unlike}:"
+        yield f"    {self.draft.fail(step)}"
+
+    def _model(self, step: Step, path: Path) -> tuple[list[str], str, bool]:
+        """How to get at a tensor to compare with: lines before, its name, whether the name may be None."""
+        if self.draft.plan.after_call and path.root != "result":
+            return [], self.draft.names.snapshot(path), True
+        if self.draft.writer(step).is_tensor(path):
+            return [], self.draft.names.path(path), False
+        local = self.draft.names.model(path)
+        return [f"{local} = _tensor_at({self.draft.names.own(path.root)}{steps_source(path)})"], local, True
+
+    def solve(self, step: Step) -> Iterator[str]:
+        """Get a symbol that nothing else has told out of a dimension expression."""
+        assert isinstance(step.dim, Size) and step.symbol and step.axis is not None
+        writer = self.draft.writer(step)
+        writer.lazy = True
+        code = self.draft.names.size(path_of_step(step), step.axis)
+        for undo in inverse(step.dim.expr.node, step.symbol) or ():
+            operand = "None" if undo.operand is None else writer.value(undo.operand)
+            code = _UNDO[undo.undo].format(code, operand)
+        self.draft.maybe.add(step.symbol)
+        own = self.draft.names.own(step.symbol)
+        yield f"if {own} is None:"
+        yield "    try:"
+        yield f"        {own} = {code}"
+        if not step.certain:
+            yield "    except _Broken:"
+            yield f"        {self.draft.fail(step)}"
+        yield "    except _inapplicable:"
+        yield "        pass"
+
+    def agree(self, step: Step) -> Iterator[str]:
+        """Compare what could not be compared before other names were known."""
+        assert step.path is not None and step.tensor is not None
+        tensor, value = step.tensor, self.draft.names.path(step.path)
+        if late_dtype(tensor):
+            yield from self._agree_dtype(step, tensor, value)
+        for axis, dim in enumerate(tensor.dims or ()):
+            if isinstance(dim, Size | SizeOneOf | RestOf) and not directly_checked(dim, self.draft.contract):
+                yield from self._agree_size(step, dim, self.draft.names.size(path_of_step(step), axis))
+        if late_device(tensor):
+            yield from self._agree_device(step, tensor, value)
+
+    def _agree_size(self, step: Step, dim: Dim, local: str) -> Iterator[str]:
+        writer = self.draft.writer(step)
+        match dim:
+            case Size(expr=expr):
+                broken = f"{local} != {atom(writer.value(expr.node))}"
+            case SizeOneOf(options=options):
+                # Plain numbers first: a size that is one of them needs nothing else to be known.
+                writer.lazy = True
+                broken = " and ".join(f"{local} != {atom(writer.value(o.node))}" for o in constants_first(options))
+            case RestOf(path=other):
+                setup, model, guarded = self._model(step, other)
+                yield from setup
+                writer.hoisted += [model] if guarded else []
+                broken = f"tuple({local}) != tuple({model}.shape)"
+            case _:
+                return
+        yield from self.draft.judged(step, broken, writer)
+
+    def _agree_dtype(self, step: Step, tensor: TensorType, value: str) -> Iterator[str]:
+        tests: list[str] = []
+        fixed = tuple(d for d in tensor.dtypes if isinstance(d, DtypeName | DtypeSet))
+        writer = self.draft.writer(step)
+        if fixed:
+            tests.append(f"{value}.dtype not in {self.draft.names.dtypes(fixed)}")
+        for dtype in tensor.dtypes:
+            if isinstance(dtype, DtypeSymbol):
+                tests.append(f"{value}.dtype != {writer.value(ast.Name(dtype.name))}")
+            elif isinstance(dtype, DtypeOf):
+                setup, model, guarded = self._model(step, dtype.path)
+                yield from setup
+                writer.hoisted += [model] if guarded else []
+                tests.append(f"{value}.dtype != {model}.dtype")
+        yield from self.draft.judged(step, " and ".join(tests), writer)
+
+    def _agree_device(self, step: Step, tensor: TensorType, value: str) -> Iterator[str]:
+        tests: list[str] = []
+        writer = self.draft.writer(step)
+        kinds = tuple(d.name for d in tensor.devices or () if isinstance(d, DeviceType))
+        if kinds:
+            tests.append(f"{value}.device.type not in {kinds!r}")
+        for device in tensor.devices or ():
+            if isinstance(device, DeviceSymbol):
+                tests.append(f"{value}.device != {writer.value(ast.Name(device.name))}")
+            elif isinstance(device, DeviceOf):
+                setup, model, guarded = self._model(step, device.path)
+                yield from setup
+                writer.hoisted += [model] if guarded else []
+                tests.append(f"{value}.device != {model}.device")
+        yield from self.draft.judged(step, " and ".join(tests), writer)
+
+
+# How to turn one operation of a dimension expression round: {0} the value so far, {1} the operand.
+_UNDO = {
+    "plus": "({0} + {1})",
+    "minus": "({0} - {1})",
+    "from": "({1} - {0})",
+    "times": "({0} * {1})",
+    "negate": "(-{0})",
+    "over": "_whole({0}, {1})",
+    "under": "_whole({1}, {0})",
+}
+
+
+def constants_first(options: tuple[Expr, ...]) -> list[Expr]:
+    """The options of a size, plain numbers in front."""
+    return sorted(options, key=lambda option: not isinstance(option.node, ast.Constant))
+
+
+def _binds(dim: Dim, symbols: object) -> str | None:
+    name = dim.expr.symbol if isinstance(dim, Size) else dim.name if isinstance(dim, Rest) else None
+    return name if name is not None and name in symbols else None  # type: ignore[operator]
+
+
+def _unpacks(tensor: TensorType) -> bool:
+    """Whether taking the shape apart also checks the rank."""
+    return bool(tensor.dims)

@@ -1,0 +1,70 @@
+"""Every test begins and ends without guards, with the default policy and an empty record."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import llm_op_guard as og
+from llm_op_guard.policy import ENVIRONMENT_VARIABLE, reset
+
+# The two cores that the suite is made for: more threads only wait for each other on tensors this small.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+TINY = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+@pytest.fixture(autouse=True)
+def clean_slate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No guards, the default policy, an empty record; whatever a test leaves behind is taken away."""
+    monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+    _forget()
+    yield
+    _forget()
+
+
+def _forget() -> None:
+    og.uninstall()
+    reset()
+    og.record.clear()
+
+
+@pytest.fixture
+def tiny() -> Callable[..., Any]:
+    """Makes a random model of one type, small and always the same: `tiny("qwen2", attn="eager", dtype=..., **config)`."""
+
+    def make(model_type: str = "llama", *, attn: str = "sdpa", seed: int = 0, dtype: Any = None, **changes: Any) -> Any:
+        import torch
+        import transformers
+
+        config = transformers.AutoConfig.for_model(model_type, **{**TINY, **changes})
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attn)
+        return model.to(dtype or torch.float32).eval()
+
+    return make
+
+
+@pytest.fixture
+def no_alarm() -> Iterator[None]:
+    """A warning of ours, of the kind that reports a fault inside the guard too, is an error while the test runs."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    ours = [str(w.message) for w in caught if issubclass(w.category, og.GuardWarning | og.GuardInternalWarning)]
+    assert not ours, ours

@@ -1,0 +1,109 @@
+"""The compiled check and `explain` give one verdict, whatever the contract and whatever the call."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from contracts_and_calls import PARAMETERS, calls, contract_bodies
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+import llm_op_guard  # noqa: F401 - registers the value functions
+from llm_op_guard.contract.model import Contract
+from llm_op_guard.contract.parse import parse_body
+from llm_op_guard.errors import ContractError
+from llm_op_guard.guard.explain import explain
+from llm_op_guard.guard.guard import Guard
+from llm_op_guard.guard.violation import Violation
+from llm_op_guard.policy import Policy
+
+EXAMPLES = settings(
+    max_examples=1500,
+    deadline=None,
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+class Listener:
+    """A reporter that only listens."""
+
+    def __init__(self) -> None:
+        self.told: list[Violation] = []
+
+    def report(self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any]) -> None:
+        self.told = violations
+
+    def repeated(self, guard: Guard, rule_ids: list[str]) -> None:
+        raise AssertionError("nothing is marked as told here")
+
+
+def loaded(body: list[list[str]]) -> Contract:
+    """The contract, or a discarded example where it is refused."""
+    text = "\n".join(line for lines in body for line in lines)
+    try:
+        contract = parse_body(text, "operator", PARAMETERS)
+        guard_of(contract, Listener()).checks(("A", "B"))
+    except ContractError:
+        assume(False)
+    return contract
+
+
+def guard_of(contract: Contract, listener: Listener) -> Guard:
+    return Guard(contract, operator="operator", site="here", defaults=Policy(), reporter=listener)
+
+
+def verdict(contract: Contract, arguments: dict[str, Any], classes: tuple[str, ...]) -> tuple[list[Violation], Guard]:
+    """What the compiled check comes to: what it reports, nothing when it is content."""
+    listener = Listener()
+    guard = guard_of(contract, listener)
+    guard.fail_inside = _raise  # type: ignore[method-assign] # a disagreement must not pass as a warning
+    check, _ = guard.checks(classes)
+    check(*(arguments[name] for name in guard.parameters))
+    return listener.told, guard
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+@EXAMPLES
+@given(contract_bodies(), st.lists(calls(), min_size=1, max_size=6))
+def test_compiled_check_agrees_with_explain(body: list[list[str]], some_calls: list[dict[str, Any]]) -> None:
+    contract = loaded(body)
+    for arguments in some_calls:
+        for classes in (("A",), ("A", "B")):
+            expected = explain(contract, arguments, classes=classes)
+            told, guard = verdict(contract, arguments, classes)
+            assert bool(told) == bool(expected), (contract.text, arguments, expected, guard.source(classes))
+            assert told == expected
+
+
+@EXAMPLES
+@given(contract_bodies(), st.lists(calls(), min_size=1, max_size=4), st.randoms(use_true_random=False))
+def test_order_of_statements_never_changes_a_verdict(
+    body: list[list[str]], some_calls: list[dict[str, Any]], rng: random.Random
+) -> None:
+    contract = loaded(body)
+    shuffled_body = list(body)
+    rng.shuffle(shuffled_body)
+    text = "\n".join(line for lines in shuffled_body for line in lines)
+    shuffled = parse_body(text, "operator", PARAMETERS)
+    for arguments in some_calls:
+        one, other = explain(contract, arguments), explain(shuffled, arguments)
+        assert bool(one) == bool(other), (contract.text, shuffled.text, arguments, one, other)
+        told, _ = verdict(shuffled, arguments, ("A", "B"))
+        assert bool(told) == bool(one)
+
+
+def test_the_comparison_can_fail() -> None:
+    contract = parse_body("require(n == 1)", "operator", PARAMETERS)
+    listener = Listener()
+    guard = guard_of(contract, listener)
+    check, _ = guard.checks(("A",))
+    check(2)
+    assert [violation.rule_id for violation in listener.told] == ["n == 1"]
+    listener.told = []
+    check(1)
+    assert listener.told == []

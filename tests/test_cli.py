@@ -1,0 +1,514 @@
+"""The command `llm-op-guard` as a shell sees it: output, exit codes, and never a traceback for a user's mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import llm_op_guard
+
+CLEAN = {
+    name: value
+    for name, value in os.environ.items()
+    if name not in ("LLM_OP_GUARD", "NO_COLOR", "PYTHONSAFEPATH", "PYTHONWARNINGS")
+} | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(llm_op_guard.__file__).parents[1])}
+
+SUMMARY = re.compile(r"llm-op-guard: (\d+) sites?, (\d+) checks?, (\d+) violations?")
+
+
+def command(*arguments: str | Path, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "llm_op_guard", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        cwd=cwd,
+        env=CLEAN | environment,
+        timeout=300,
+        check=False,
+    )
+
+
+def program(folder: Path, text: str, name: str = "program.py") -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(text), encoding="utf-8")
+    return path
+
+
+def summary(done: subprocess.CompletedProcess[str]) -> tuple[int, int, int]:
+    """The figures of the closing line, which is the last one and the only one of its kind."""
+    last = done.stderr.splitlines()[-1]
+    match = SUMMARY.fullmatch(last)
+    assert match, done.stderr
+    assert len(SUMMARY.findall(done.stderr)) == 1
+    return int(match[1]), int(match[2]), int(match[3])
+
+
+# ---------------------------------------------------------------- the command itself
+
+
+def test_version() -> None:
+    done = command("--version")
+    assert (done.returncode, done.stdout) == (0, f"llm-op-guard {llm_op_guard.__version__}\n")
+
+
+def test_help_names_the_commands() -> None:
+    done = command("--help")
+    assert done.returncode == 0
+    for name in ("demo", "run", "doctor", "check"):
+        assert re.search(rf"^    {name}\b", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("nonsense",), ("check",), ("run",), ("run", "-m"), ("doctor", "--nonsense"), ("demo", "extra")]
+)
+def test_misuse_is_a_usage_message(arguments: tuple[str, ...]) -> None:
+    done = command(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: llm-op-guard")
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("arguments", [("doctor",), ("demo",), ("run", "program.py"), ("run", "-m", "program")])
+def test_a_bad_environment_is_one_line(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    program(tmp_path, "print('ran')")
+    done = command(*arguments, cwd=tmp_path, LLM_OP_GUARD="A=loud")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "llm-op-guard: error: LLM_OP_GUARD: unknown or repeated 'loud' in the policy setting 'loud'; "
+        "known: raise, warn, record, off, sync\n"
+    )
+    assert "ran" not in done.stdout
+
+
+def test_main_returns_the_code(capsys: pytest.CaptureFixture[str]) -> None:
+    from llm_op_guard.cli import main
+
+    assert main(["--version"]) == 0
+    assert main(["nonsense"]) == 2
+    assert main(["check", "/nowhere/x.contract"]) == 2
+    assert "cannot read /nowhere/x.contract: No such file or directory" in capsys.readouterr().err
+
+
+def test_a_reader_who_leaves_is_no_error(tmp_path: Path) -> None:
+    good = program(tmp_path, "def f(x):\n    x: int\n", "good.contract")
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "llm_op_guard", "check", str(good)],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=CLEAN,
+        timeout=60,
+        check=False,
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+# ---------------------------------------------------------------- colour
+
+
+def on_a_terminal(*arguments: str, **environment: str) -> str:
+    main, other = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "llm_op_guard", *arguments],
+        stdout=other,
+        stderr=other,
+        env=CLEAN | {"TERM": "xterm"} | environment,
+    )
+    os.close(other)
+    output = b""
+    try:
+        while part := os.read(main, 65536):
+            output += part
+    except OSError:  # the other side is closed
+        pass
+    os.close(main)
+    process.wait(60)
+    return output.decode()
+
+
+def test_colour_is_for_terminals() -> None:
+    assert "\033[" in on_a_terminal("check", "nowhere.contract")
+    assert "\033[" not in command("check", "nowhere.contract").stderr
+
+
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_colour_can_be_refused(environment: dict[str, str]) -> None:
+    output = on_a_terminal("check", "nowhere.contract", **environment)
+    assert "cannot read" in output
+    assert "\033[" not in output
+
+
+def test_an_empty_no_color_refuses_nothing() -> None:
+    assert "\033[" in on_a_terminal("check", "nowhere.contract", NO_COLOR="")
+
+
+# ---------------------------------------------------------------- check
+
+GOOD = "def f(x, y):\n    x: floating[B, D]\n    y: like(x)\n    require(D % 2 == 0)\n\ndef g(x):\n    x: int\n"
+BAD = "def f(x):\n    x: floting[B]\n"
+
+
+def test_check_counts(tmp_path: Path) -> None:
+    good = program(tmp_path, GOOD, "good.contract")
+    done = command("check", good)
+    assert done.returncode == 0
+    assert re.fullmatch(rf"{re.escape(str(good))}: 2 contracts, \d+ rules\n", done.stdout)
+    assert done.stderr == ""
+
+
+def test_check_goes_on_after_a_bad_file(tmp_path: Path) -> None:
+    bad, good = program(tmp_path, BAD, "bad.contract"), program(tmp_path, GOOD, "good.contract")
+    done = command("check", bad, good)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[:3] == [
+        f"{bad}:2:8: unknown type 'floting'; did you mean 'floating'?",
+        "        x: floting[B]",
+        "           ^",
+    ]
+    assert done.stdout.splitlines()[3].startswith(f"{good}: 2 contracts")
+
+
+def test_check_of_a_missing_file(tmp_path: Path) -> None:
+    good, bad = program(tmp_path, GOOD, "good.contract"), program(tmp_path, BAD, "bad.contract")
+    done = command("check", "nowhere.contract", tmp_path, bad, good)
+    assert done.returncode == 2
+    assert "llm-op-guard: error: cannot read nowhere.contract: No such file or directory" in done.stderr
+    assert f"llm-op-guard: error: cannot read {tmp_path}: Is a directory" in done.stderr
+    assert "2 contracts" in done.stdout and "floting" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"x = (", b"def f(x):\n    x: int\n" * 2, b"\x00"])
+def test_check_of_what_is_no_contract(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "odd.contract"
+    file.write_bytes(content)
+    done = command("check", file)
+    assert done.returncode == 1
+    assert done.stdout.startswith(f"{file}:")
+    assert done.stderr == ""
+
+
+def test_the_shipped_contracts_are_right() -> None:
+    files = sorted((Path(llm_op_guard.__file__).parent / "contracts").rglob("*.contract"))
+    done = command("check", *files)
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) == len(files) > 0
+
+
+# ---------------------------------------------------------------- run
+
+SHOW = """
+    import json, os, sys
+    import beside
+    print(json.dumps({
+        "argv": sys.argv, "path": sys.path[0], "name": __name__, "file": __file__, "spec": __spec__ and __spec__.name,
+        "main": sys.modules["__main__"].__dict__ is globals(), "package": __package__, "doc": __doc__,
+    }, sort_keys=True))
+"""
+
+
+def as_python(*arguments: str, cwd: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, cwd=cwd, env=CLEAN, check=True, timeout=60
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("program.py", "a", "--help", "-m", "--", "b"),
+        ("sub/program.py",),
+        ("link.py",),
+        ("-m", "program", "a", "-m"),
+        ("-m", "sub.program"),
+        ("-m", "package", "--version"),
+        ("package", "x"),
+    ],
+)
+def test_run_is_like_python(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    for name in ("program.py", "sub/program.py", "package/__main__.py"):
+        program(tmp_path, SHOW, name)
+    for name in ("beside.py", "sub/beside.py", "package/beside.py", "package/__init__.py"):
+        program(tmp_path, "", name)
+    (tmp_path / "link.py").symlink_to("sub/program.py")
+    done = command("run", *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    expected = as_python(*arguments, cwd=tmp_path)
+    if arguments[0] == "package":  # runpy writes a folder's whole path where Python leaves it as typed
+        expected = expected.replace('["package"', json.dumps([str(tmp_path / "package")])[:-1])
+    assert done.stdout == expected
+
+
+def test_run_leaves_no_compiled_script(tmp_path: Path) -> None:
+    command("run", program(tmp_path, "pass"))
+    assert not (tmp_path / "__pycache__").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("pass", 0, ""),
+        ("import sys; sys.exit(7)", 7, ""),
+        ("import sys; sys.exit()", 0, ""),
+        ("import sys; sys.exit('bye')", 1, "bye"),
+        ("raise SystemExit(None)", 0, ""),
+        ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
+    ],
+)
+def test_run_keeps_the_exit_code(text: str, code: int, said: str, tmp_path: Path) -> None:
+    done = command("run", program(tmp_path, text))
+    assert done.returncode == code
+    assert said in done.stderr
+    summary(done)
+
+
+def test_run_shows_the_programs_own_traceback(tmp_path: Path) -> None:
+    path = program(tmp_path, "def f():\n    return 1 / 0\nf()\n")
+    for arguments in ((path,), ("-m", "program")):
+        done = command("run", *arguments, cwd=tmp_path)
+        expected = subprocess.run(
+            [sys.executable, path], capture_output=True, text=True, env=CLEAN, check=False, timeout=60
+        )
+        assert done.returncode == 1
+        assert done.stderr.startswith(expected.stderr)
+        summary(done)
+
+
+def test_run_shows_a_syntax_error(tmp_path: Path) -> None:
+    done = command("run", program(tmp_path, "x = ("))
+    assert done.returncode == 1
+    assert "SyntaxError: '(' was never closed" in done.stderr
+    assert "Traceback" not in done.stderr
+    summary(done)
+
+
+def test_an_error_of_the_programs_own_imports_is_its_own(tmp_path: Path) -> None:
+    program(tmp_path, "import nowhere_to_be_found")
+    for arguments in (("program.py",), ("-m", "program")):
+        done = command("run", *arguments, cwd=tmp_path)
+        assert done.returncode == 1
+        assert "ModuleNotFoundError: No module named 'nowhere_to_be_found'" in done.stderr
+        summary(done)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("nowhere.py",), "there is no file nowhere.py"),
+        (("-m", "nowhere"), "there is no module nowhere"),
+        (("-m", "package.nowhere"), "there is no module package.nowhere"),
+        (("-m", "package"), "there is no module package.__main__"),
+        (("package",), "the directory package has no __main__.py"),
+    ],
+)
+def test_a_missing_target_is_one_line(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    program(tmp_path, "", "package/__init__.py")
+    done = command("run", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == f"llm-op-guard: error: {said}\n"
+
+
+def test_run_warns_when_nothing_was_guarded(tmp_path: Path) -> None:
+    done = command("run", program(tmp_path, "print('hello')"))
+    assert done.stdout == "hello\n"
+    assert done.stderr.splitlines() == [
+        "llm-op-guard: WARNING: nothing was checked: the program never imported transformers; "
+        "look at: llm-op-guard doctor",
+        "llm-op-guard: 0 sites, 0 checks, 0 violations",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "reason"),
+    [
+        ("import llm_op_guard as og; og.uninstall()", {}, "the program took the guards away (uninstall)"),
+        ("", {"LLM_OP_GUARD": "off"}, "the policy is off (LLM_OP_GUARD or set_policy)"),
+        (
+            "import llm_op_guard as og\nog.set_policy(A='off', B='off')",
+            {},
+            "the policy is off (LLM_OP_GUARD or set_policy)",
+        ),
+    ],
+)
+def test_run_says_why_nothing_was_guarded(text: str, environment: dict[str, str], reason: str, tmp_path: Path) -> None:
+    done = command("run", program(tmp_path, text), **environment)
+    assert f"llm-op-guard: WARNING: nothing was checked: {reason}" in done.stderr
+    summary(done)
+
+
+OWN = """
+    import atexit, threading, time
+    import llm_op_guard as og
+
+    @og.guard("x: int")
+    def f(x):
+        return x
+
+    atexit.register(lambda: f(1))
+    threading.Thread(target=lambda: (time.sleep(0.2), f(2))).start()
+"""
+
+
+def test_run_counts_guards_of_the_programs_own_to_the_very_end(tmp_path: Path) -> None:
+    done = command("run", program(tmp_path, OWN))
+    assert summary(done) == (1, 2, 0)
+    assert "WARNING" not in done.stderr
+
+
+def test_run_counts_a_violation_that_ends_the_program(tmp_path: Path) -> None:
+    done = command("run", program(tmp_path, OWN + "\n    f('no')\n"))
+    assert done.returncode == 1
+    assert "GuardError" in done.stderr
+    assert summary(done) == (1, 3, 1)
+
+
+MODEL = """
+    import sys
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    if "install" in sys.argv:
+        import llm_op_guard as og
+        og.install("transformers")
+    config = LlamaConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=32,
+    )
+    model = LlamaForCausalLM(config).eval()
+    if "never" not in sys.argv:
+        model(torch.tensor([[1, 2, 50 if "bad" in sys.argv else 3]]))
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("transformers")
+    return program(tmp_path_factory.mktemp("model"), MODEL)
+
+
+@pytest.mark.parametrize("arguments", [(), ("install",)])
+def test_run_guards_a_model(model: Path, arguments: tuple[str, ...]) -> None:
+    done = command("run", model, *arguments)
+    assert done.returncode == 0
+    sites, checks, violations = summary(done)
+    assert sites >= 5 and checks >= 5 and violations == 0
+    assert "WARNING" not in done.stderr
+
+
+def test_run_stops_a_bad_call(model: Path) -> None:
+    done = command("run", model, "bad")
+    assert done.returncode == 1
+    assert "LlamaModel.forward: input_ids[0, 2] = 50" in done.stderr
+    assert summary(done)[2] == 1
+
+
+def test_run_says_when_no_operator_was_called(model: Path) -> None:
+    done = command("run", model, "never")
+    assert "WARNING: nothing was checked: no guarded operator was called outside compiled code" in done.stderr
+    assert summary(done)[0] >= 5
+
+
+# ---------------------------------------------------------------- doctor
+
+
+@pytest.fixture(scope="module")
+def doctor() -> subprocess.CompletedProcess[str]:
+    pytest.importorskip("transformers")
+    return command("doctor")
+
+
+def test_doctor_shows_versions_and_policy(doctor: subprocess.CompletedProcess[str]) -> None:
+    from importlib.metadata import version
+
+    facts = dict(re.split(r"  +", line, maxsplit=1) for line in doctor.stdout.splitlines()[:6])
+    assert facts["llm-op-guard"] == llm_op_guard.__version__
+    assert facts["transformers"] == version("transformers")
+    assert facts["torch"] == version("torch")
+    assert facts["policy"].startswith("A=raise,sync (default); B=")
+
+
+def test_doctor_groups_what_is_guarded(doctor: subprocess.CompletedProcess[str]) -> None:
+    assert doctor.returncode == 0
+    assert re.search(
+        r"^  rope\.contract:apply_rotary_pos_emb \(\d+\)\n    llama\.apply_rotary_pos_emb", doctor.stdout, re.M
+    )
+    assert "llama.LlamaRMSNorm.forward" in doctor.stdout
+
+
+def test_doctor_says_what_is_refused_and_why(doctor: subprocess.CompletedProcess[str]) -> None:
+    refused = doctor.stdout.partition("\nNot guarded: ")[2]
+    assert re.search(r"code is not one that a contract was written for \(fingerprint \w{16}\)\n    gpt_neox\.", refused)
+
+
+def test_doctor_says_that_it_took_a_sample(doctor: subprocess.CompletedProcess[str]) -> None:
+    assert "Looked at a few model families, as no module was named: llama, qwen2" in doctor.stdout
+
+
+def test_doctor_looks_at_one_module() -> None:
+    pytest.importorskip("transformers")
+    done = command("doctor", "transformers.models.qwen2.modeling_qwen2", LLM_OP_GUARD="A=warn")
+    assert done.returncode == 0
+    assert "qwen2.Qwen2RMSNorm.forward" in done.stdout
+    assert "llama" not in done.stdout
+    assert "A=warn,sync (from LLM_OP_GUARD)" in done.stdout
+
+
+def test_doctor_of_a_module_that_is_not_there() -> None:
+    pytest.importorskip("transformers")
+    done = command("doctor", "transformers.models.nowhere")
+    assert done.returncode == 2
+    assert "llm-op-guard: error: cannot load transformers.models.nowhere: ModuleNotFoundError" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_doctor_of_an_unknown_library() -> None:
+    done = command("doctor", "--library", "transformer")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "llm-op-guard: error: nothing is known of 'transformer'; did you mean 'transformers'?; known: transformers\n"
+    )
+
+
+@pytest.mark.parametrize("arguments", [("doctor",), ("demo",), ("run", "program.py")])
+def test_without_the_library(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    program(tmp_path, "")
+    # -I and -S: no installed packages, as on a machine without them.
+    source = str(Path(llm_op_guard.__file__).parents[1])
+    start = f"import sys; sys.path.insert(0, {source!r}); from llm_op_guard.cli import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", start, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=CLEAN,
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    if arguments == ("doctor",):
+        assert done.returncode == 1
+        assert re.search(r"^transformers  not installed$", done.stdout, re.MULTILINE)
+        assert "Guarded: 0" in done.stdout
+        assert "the library is not installed here\n    transformers" in done.stdout
+    elif arguments == ("demo",):
+        assert done.returncode == 2
+        assert "the demo needs torch and transformers" in done.stderr
+    else:
+        assert done.returncode == 0
+        assert "nothing was checked: transformers: the library is not installed here" in done.stderr
+        summary(done)

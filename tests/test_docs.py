@@ -1,0 +1,51 @@
+"""docs/language.md has the tables of the language as it is."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from llm_op_guard.contract.vocabulary import FUNCTIONS
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("language_reference", ROOT / "scripts" / "language_reference.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_tables_are_fresh(script: ModuleType) -> None:
+    page = script.PAGE.read_text(encoding="utf-8")
+    assert script.renewed(page) == page, "docs/language.md is out of date; run: make docs"
+
+
+def test_every_table_has_a_place(script: ModuleType) -> None:
+    page = script.PAGE.read_text(encoding="utf-8")
+    assert set(re.findall(r"<!-- table: ([a-z ]+) -->", page)) == set(script.tables())
+
+
+def test_every_function_is_there(script: ModuleType) -> None:
+    page = script.PAGE.read_text(encoding="utf-8")
+    assert all(function.signature in page for function in FUNCTIONS.values())
+
+
+def test_an_old_table_is_noticed(script: ModuleType) -> None:
+    page = script.PAGE.read_text(encoding="utf-8")
+    old = page.replace("`finite(x)`", "`finite(y)`")
+    assert old != page
+    assert script.renewed(old) == page
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            assert "://" in link or (page.parent / link).exists(), f"{page.name}: {link}"

@@ -1,0 +1,381 @@
+"""`og.guard` as a user meets it: carriers, what is left unchanged, what is refused, what an error carries."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import pickle
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import llm_op_guard as og
+from llm_op_guard.api import _ATTRIBUTE
+
+
+@og.guard
+def clinical_entity_linker(input_ids: Any, attention_mask: Any, table: Any, *, scale: float = 1.0) -> Any:
+    """Look up an embedding for every recognised entity.
+
+    Contract:
+        input_ids: int64[B, L]
+        attention_mask: integer[B, L] | boolean[B, L]
+        table: floating[V, E]
+        require(within(input_ids, 0, V), error=IndexError, hint="uncleaned Unicode control characters upstream?")
+    """
+    return table[input_ids] * scale
+
+
+IDS = torch.tensor([[1, 2], [3, 4]])
+MASK = torch.ones(2, 2, dtype=torch.bool)
+TABLE = torch.ones(5, 3)
+
+
+def test_a_valid_call_goes_through_unchanged() -> None:
+    assert torch.equal(clinical_entity_linker(IDS, MASK, TABLE, scale=2.0), TABLE[IDS] * 2)
+    assert torch.equal(clinical_entity_linker(table=TABLE, input_ids=IDS, attention_mask=MASK.int()), TABLE[IDS])
+
+
+def test_a_broken_call_does_not_reach_the_function() -> None:
+    reached = []
+
+    @og.guard("x: floating[N]")
+    def operator(x: Any) -> None:
+        reached.append(x)
+
+    with pytest.raises(og.GuardError):
+        operator(torch.ones(2, 2))
+    assert reached == []
+
+
+def test_the_error_named_by_the_rule_can_be_caught() -> None:
+    with pytest.raises(IndexError) as caught:
+        clinical_entity_linker(IDS + 1, MASK, TABLE)
+    error = caught.value
+    assert isinstance(error, og.GuardError) and isinstance(error, ValueError)
+    (violation,) = error.violations
+    assert violation.operator == "clinical_entity_linker"
+    assert violation.rule_id == "within(input_ids, 0, V)"
+    assert (violation.cost_class, violation.certain, violation.argument) == ("B", True, "input_ids")
+    assert violation.hint == "uncleaned Unicode control characters upstream?"
+    assert violation.call_site is not None
+    assert violation.call_site.file == __file__
+    assert violation.call_site.function == "test_the_error_named_by_the_rule_can_be_caught"
+    assert [t.name for t in violation.tensors] == ["input_ids", "attention_mask", "table"]
+    assert violation.contract_id == "test_guard.py:clinical_entity_linker"
+    assert len(violation.contract_hash) == 12
+
+
+def test_errors_survive_pickling_and_become_json() -> None:
+    with pytest.raises(og.GuardError) as caught:
+        clinical_entity_linker(IDS + 1, MASK[:1], TABLE)
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert type(copy) is type(caught.value)
+    assert str(copy) == str(caught.value)
+    assert copy.violations == caught.value.violations
+    data = json.loads(json.dumps(caught.value.to_dict()))
+    assert data["error"] == "INPUT_VALIDATION_FAILED"
+    assert data["details"].startswith("clinical_entity_linker: attention_mask.shape[0] = 1, expected B = 2; ")
+    assert data["suggestion"] == "uncleaned Unicode control characters upstream?"
+    assert [v["rule_id"] for v in data["violations"]] == ["attention_mask.shape", "within(input_ids, 0, V)"]
+    assert data["violations"][0]["tensors"][2] == {
+        "name": "table",
+        "dtype": "float32",
+        "shape": [5, 3],
+        "device": "cpu",
+    }
+
+
+def test_what_inspect_and_pickle_see_is_unchanged() -> None:
+    assert clinical_entity_linker.__name__ == "clinical_entity_linker"
+    assert list(inspect.signature(clinical_entity_linker).parameters) == [
+        "input_ids",
+        "attention_mask",
+        "table",
+        "scale",
+    ]
+    assert clinical_entity_linker.__doc__ is not None and "Contract:" in clinical_entity_linker.__doc__
+    assert "return table[input_ids] * scale" in inspect.getsource(clinical_entity_linker)
+    assert pickle.loads(pickle.dumps(clinical_entity_linker)) is clinical_entity_linker
+
+
+def test_the_function_handed_in_is_left_as_it_is() -> None:
+    def operator(x: Any) -> Any:
+        return x
+
+    code = operator.__code__
+    guarded = og.guard("x: floating[N]")(operator)
+    assert operator.__code__ is code
+    assert operator(3) == 3
+    with pytest.raises(og.GuardError):
+        guarded(3)
+
+
+def test_off_is_the_functions_own_code() -> None:
+    def operator(x: Any) -> Any:
+        return x
+
+    guarded = og.guard("x: floating[N]")(operator)
+    assert guarded.__code__ is not operator.__code__
+    og.set_policy(A="off", B="off")
+    assert guarded.__code__ is operator.__code__
+    assert guarded(3) == 3
+    og.set_policy(A="raise")
+    with pytest.raises(og.GuardError):
+        guarded(3)
+
+
+def test_contract_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.contract"
+    file.write_text('def linker(x, w):\n    """Mine."""\n    x: any[B, D]\n    w: any[D]\n')
+    contract = og.load(file)["linker"]
+
+    @og.guard(contract)
+    def linker(w: Any, x: Any, free: Any = None) -> int:
+        return 1
+
+    assert linker(torch.ones(3), torch.ones(2, 3)) == 1
+    with pytest.raises(og.GuardError, match=r"w\.shape\[0\] = 4, expected D = 3|x\.shape"):
+        linker(torch.ones(4), torch.ones(2, 3))
+    with pytest.raises(og.ContractError, match=r"the contract linker has a parameter 'w' that .*other lacks"):
+
+        @og.guard(contract)
+        def other(x: Any) -> None: ...
+
+
+def test_methods_and_keyword_arguments() -> None:
+    class Layer:
+        heads = 4
+
+        @og.guard("x: any[B, D]\nrequire(D % self.heads == 0, id='whole_heads')")
+        def forward(self, x: Any, *rest: Any, **options: Any) -> tuple[Any, ...]:
+            return x, rest, options
+
+    x = torch.ones(2, 8)
+    assert Layer().forward(x, 1, 2, k=3) == (x, (1, 2), {"k": 3})
+    with pytest.raises(og.GuardError) as caught:
+        Layer().forward(torch.ones(2, 6))
+    assert (
+        caught.value.violations[0].operator
+        == "test_methods_and_keyword_arguments.<locals>.Layer.forward".rpartition("<locals>.")[2]
+    )
+
+
+def test_async_functions() -> None:
+    @og.guard("n: int\nrequire(n > 0, id='positive')")
+    async def operator(n: int) -> int:
+        return n
+
+    assert asyncio.run(operator(2)) == 2
+    with pytest.raises(og.GuardError):
+        asyncio.run(operator(0))
+
+
+def test_promises_of_the_result() -> None:
+    @og.guard("x: T[B, D] @ dev\nreturns: T[B, 2 * D] @ dev\nrequire(result.shape[1] < 9, id='narrow')")
+    def widen(x: Any, times: int = 2) -> Any:
+        return torch.cat([x] * times, dim=1)
+
+    assert widen(torch.ones(2, 3)).shape == (2, 6)
+    with pytest.raises(og.GuardError) as caught:
+        widen(torch.ones(2, 3), times=3)
+    assert [(v.rule_id, v.observed, v.expected) for v in caught.value.violations] == [
+        ("result.shape", "result.shape[1] = 9", "2 * D = 6"),
+    ]
+    with pytest.raises(og.GuardError) as caught:
+        widen(torch.ones(2, 5))
+    assert [v.rule_id for v in caught.value.violations] == ["narrow"]
+
+
+def test_like_is_the_argument_as_it_was_at_entry() -> None:
+    @og.guard("x: any[...]\nreturns: like(x)")
+    def operator(x: Any, grow: bool) -> Any:
+        result = x.clone()
+        if grow:
+            x.unsqueeze_(0)
+        return result
+
+    assert operator(torch.ones(2), False).shape == (2,)
+    assert operator(torch.ones(2), True).shape == (2,)
+
+
+def test_suspect_rules_warn_once_and_are_counted() -> None:
+    @og.guard("x: any[N]\nrequire(N < 3, id='short', certain=False)\nrequire(N < 9, id='limit')")
+    def operator(x: Any) -> int:
+        return len(x)
+
+    og.record.clear()
+    with pytest.warns(og.GuardWarning, match="operator: N = 5, expected N < 3") as caught:
+        assert operator(torch.ones(5)) == 5
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [operator(torch.ones(n)) for n in (2, 4, 5)] == [2, 4, 5]
+    (site,) = {site for site, _ in og.record.counts}
+    assert og.record.counts == {(site, "short"): 3}
+    with pytest.raises(og.GuardError) as raised:
+        operator(torch.ones(9))
+    assert [v.rule_id for v in raised.value.violations] == ["short", "limit"]
+
+
+def test_no_contract_is_an_error() -> None:
+    with pytest.raises(og.ContractError, match="no contract found for undocumented: it has no docstring"):
+
+        @og.guard
+        def undocumented(x: Any) -> None: ...
+
+    with pytest.raises(og.ContractError, match="its docstring has no `Contract:` section"):
+
+        @og.guard
+        def documented(x: Any) -> None:
+            """Says nothing."""
+
+
+def test_an_error_in_a_docstring_names_file_and_line() -> None:
+    with pytest.raises(og.ContractError) as caught:
+
+        @og.guard
+        def operator(x: Any) -> None:
+            """Does.
+
+            Contract:
+                x: floating[B]
+                require(C > 1)
+            """
+
+    line = inspect.getsource(sys.modules[__name__]).splitlines()[caught.value.line - 1]
+    assert caught.value.file == __file__
+    assert line[caught.value.column - 1 :] == "C > 1)"
+    assert line.strip() == "require(C > 1)"
+
+
+@pytest.mark.parametrize("target", [3, None, torch.nn.ReLU, torch.add, len])
+def test_what_cannot_be_guarded_is_a_type_error(target: Any) -> None:
+    with pytest.raises(TypeError, match=r"og\.guard takes a Python function"):
+        og.guard(target)
+    with pytest.raises(TypeError):
+        og.guard("x: any")(target)
+
+
+def test_docstrings_removed_by_OO() -> None:  # noqa: N802 - the name of the option
+    program = """
+import llm_op_guard as og
+@og.guard("n: int")
+def fine(n): return n
+try:
+    fine("x")
+except og.GuardError: print("string contracts work")
+try:
+    @og.guard
+    def operator(n):
+        '''Contract:
+            n: int
+        '''
+except og.ContractError as error: print(error.problem)
+"""
+    ran = subprocess.run([sys.executable, "-OO", "-c", program], capture_output=True, text=True, check=True)
+    first, second = ran.stdout.splitlines()
+    assert first == "string contracts work"
+    assert second.startswith(
+        "operator has no docstring because python -OO removes docstrings, and its contract with it"
+    )
+
+
+def test_a_guard_that_fails_inside_lets_the_call_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    @og.guard("n: int")
+    def operator(n: Any) -> Any:
+        return n
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr(sys.modules["llm_op_guard.guard.guard"], "explain", fail)
+    with pytest.warns(og.GuardInternalWarning, match="failed while checking .*operator"):
+        assert operator("x") == "x"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert operator("x") == "x"
+
+
+class Odd:
+    """Raises whatever is asked of it."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("repr")
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("bool")
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("eq")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Odd,
+        lambda: float("nan"),
+        lambda: 10**400,
+        lambda: {"a": torch.ones(2)},
+        lambda: [[]],
+        lambda: type,
+        lambda: b"\xff",
+    ],
+)
+def test_the_message_builder_never_raises(make: Any) -> None:
+    odd = make()
+
+    @og.guard("x: floating[N]\nrequire(x.shape[0] == other, id='r')")
+    def operator(x: Any, other: Any) -> None: ...
+
+    with pytest.raises(og.GuardError):
+        operator(odd, odd)
+    with pytest.raises(og.GuardError):
+        operator(torch.ones(2, 2), odd)
+
+
+def test_many_threads_share_a_guard() -> None:
+    wrong: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(200):
+                clinical_entity_linker(IDS, MASK, TABLE)
+                with pytest.raises(og.GuardError):
+                    clinical_entity_linker(IDS, MASK[:1], TABLE)
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_compiled_functions_keep_their_guard() -> None:
+    @og.guard("x: T[B, D]\nw: T[D]\nrequire(D % 2 == 0, id='even')")
+    def operator(x: Any, w: Any) -> Any:
+        return x * w
+
+    compiled = torch.compile(lambda x, w: operator(x, w) + 1, backend="eager")
+    assert compiled(torch.ones(2, 4), torch.ones(4)).shape == (2, 4)
+    with pytest.raises(Exception, match="expected D = 4"):
+        compiled(torch.ones(2, 4), torch.ones(1))
+
+
+def test_the_site_is_kept_on_the_function() -> None:
+    assert getattr(clinical_entity_linker, _ATTRIBUTE).name == f"{__name__}.clinical_entity_linker"

@@ -1,0 +1,116 @@
+"""The plain definitions of the value functions, on every dtype and shape that they meet."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+from llm_op_guard.guard.reading import NotApplicable
+from llm_op_guard.values import plain
+
+FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
+INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32]
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.complex64])
+def test_finite(dtype: torch.dtype) -> None:
+    good = torch.ones(2, 3, dtype=torch.complex64 if dtype.is_complex else torch.float32)
+    assert plain.finite(good.to(dtype))
+    assert plain.finite(good.to(dtype)[:0])
+    bad = good.clone()
+    bad[1, 2] = float("nan")
+    assert not plain.finite(bad.to(dtype))
+    index, value, count = plain.locate_not_finite(bad.to(dtype))
+    assert (index, count) == ((1, 2), 1)
+    assert math.isnan(abs(value))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2])
+def test_infinities_are_not_finite_and_subnormals_are(dtype: torch.dtype) -> None:
+    for sign in (1, -1):
+        assert not plain.finite(torch.tensor([0.0, sign * float("inf")]).to(dtype))
+    smallest = torch.zeros(1, dtype=torch.uint8 if dtype.itemsize == 1 else torch.int64)
+    smallest[0] = 1
+    bits = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[dtype.itemsize]
+    assert plain.finite(torch.ones(1, dtype=bits).view(dtype))
+    assert plain.finite(torch.tensor([torch.finfo(dtype).max], dtype=torch.float64).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [*INTEGERS, torch.bool])
+def test_integers_are_finite(dtype: torch.dtype) -> None:
+    assert plain.finite(torch.ones(3, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS])
+def test_within_is_low_inclusive_high_exclusive(dtype: torch.dtype) -> None:
+    x = torch.tensor([[0, 1], [2, 3]]).to(dtype)
+    assert plain.within(x, 0, 4)
+    assert not plain.within(x, 0, 3)
+    assert not plain.within(x, 1, 4)
+    assert plain.within(x, 1, 3, (0, 3))
+    assert plain.within(x, 0, 3, 3)
+    assert plain.within(x[:0], 5, 6)
+    assert plain.locate_outside(x, 0, 2) == ((1, 0), 2, 2)
+
+
+def test_within_rejects_nan_and_reads_strided_tensors() -> None:
+    assert not plain.within(torch.tensor([float("nan")]), 0, 1)
+    x = torch.arange(6).reshape(2, 3).t()
+    assert plain.locate_outside(x, 0, 4)[:2] == ((1, 1), 4)
+    assert plain.within(torch.tensor(3).expand(4, 5), 3, 4)
+    assert plain.locate_outside(torch.tensor(3), 0, 3) == ((), 3, 1)
+
+
+def test_lowest_and_highest() -> None:
+    x = torch.tensor([[3, -2], [5, 0]])
+    assert (plain.lowest(x), plain.highest(x)) == (-2, 5)
+    with pytest.raises(NotApplicable):
+        plain.lowest(x[:0])
+
+
+def test_values_that_cannot_be_read_do_not_apply() -> None:
+    dense = torch.ones(3)
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(dense)
+    unreadable = [
+        None,
+        3,
+        dense.to("meta"),
+        fake,
+        dense.to_sparse(),
+        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        torch.quantize_per_tensor(dense, 0.1, 0, torch.qint8),
+    ]
+    for x in unreadable:
+        for function in (plain.finite, plain.lowest, lambda x: plain.within(x, 0, 1)):
+            with pytest.raises(NotApplicable):
+                function(x)
+    with pytest.raises(NotApplicable):
+        plain.within(torch.ones(2, dtype=torch.complex64), 0, 1)
+
+
+def test_under_vmap_and_grad_they_step_aside() -> None:
+    seen: list[bool] = []
+
+    def operator(x: torch.Tensor) -> torch.Tensor:
+        try:
+            plain.finite(x)
+            seen.append(True)
+        except NotApplicable:
+            seen.append(False)
+        return x.sum()
+
+    torch.vmap(operator)(torch.ones(2, 3))
+    torch.func.grad(operator)(torch.ones(3))
+    assert seen == [False, False]
+
+
+def test_gradients_and_random_state_are_left_alone() -> None:
+    x = torch.ones(3, requires_grad=True)
+    state = torch.get_rng_state()
+    assert plain.finite(x) and plain.within(x, 0, 2)
+    assert x.grad is None
+    assert torch.equal(state, torch.get_rng_state())
