@@ -49,6 +49,7 @@ _NAMESPACE: dict[str, Any] = {
     "_inapplicable": reading.INAPPLICABLE,
     "_unset": reading.UNSET,
     "_attribute": reading.attribute,
+    "_attribute_or_unset": reading.optional_attribute,
     "_item": reading.item,
     "_known": reading.known,
     "_parts": reading.parts,

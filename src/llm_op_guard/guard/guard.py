@@ -12,15 +12,17 @@ from typing import Any, Protocol
 
 from llm_op_guard.contract.model import Contract, CostClass, Path, Require
 from llm_op_guard.errors import GuardInternalWarning
-from llm_op_guard.guard import reading
 from llm_op_guard.guard.compile import compile_check
 from llm_op_guard.guard.explain import explain
 from llm_op_guard.guard.plan import Plan, plan_check
+from llm_op_guard.guard.reading import Snapshot, is_symbolic
 from llm_op_guard.guard.source import check_source
 from llm_op_guard.guard.violation import Violation
 from llm_op_guard.policy import Policy
 
 logger = logging.getLogger("llm_op_guard")
+
+_BOTH: tuple[CostClass, ...] = ("A", "B")
 
 
 class Reporter(Protocol):
@@ -56,14 +58,12 @@ class Guard:
         self.warned: Counter[str] = Counter()
         self._reporter = reporter
         self._tally = tally
+        before = plan_check(contract, _BOTH)
+        #: The arguments that the check takes, in order; the same for every choice of classes.
+        self.parameters: tuple[str, ...] = before.parameters if before is not None else ()
+        self._after = plan_check(contract, _BOTH, after_call=True)
         self._checks: dict[frozenset[CostClass], tuple[Callable[..., Any], Callable[..., None] | None]] = {}
         self._failed_inside = False
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """The arguments that the check takes, in order; the same for every choice of classes."""
-        plan = self._plan(frozenset({"A", "B"}), after_call=False)
-        return plan.parameters if plan is not None else ()
 
     @property
     def classes(self) -> frozenset[CostClass]:
@@ -90,12 +90,8 @@ class Guard:
 
     def _plan(self, classes: frozenset[CostClass], *, after_call: bool) -> Plan | None:
         plan = plan_check(self.contract, classes, after_call=after_call)
-        if plan is None or after_call:
-            return plan
-        # One parameter list for every choice of classes: a patch passes the same arguments to each.
-        whole = plan_check(self.contract, ("A", "B"))
-        assert whole is not None
-        return plan.with_parameters(whole.parameters)
+        # A patch passes the same arguments to every choice of classes.
+        return plan if plan is None or after_call else plan.with_parameters(self.parameters)
 
     def _compiled(self, plan: Plan | None) -> FunctionType | None:
         if plan is None:
@@ -116,7 +112,7 @@ class Guard:
 
     def _failed_after(self, handed: tuple[Any, tuple[Any, ...], tuple[Any, ...]]) -> None:
         result, state, arguments = handed
-        plan = self._plan(frozenset({"A", "B"}), after_call=True)
+        plan = self._after
         assert plan is not None
         known = dict(zip(plan.known, state, strict=False))
         at_entry = dict(zip(plan.snapshots, state[len(plan.known) :], strict=False))
@@ -152,8 +148,10 @@ class Guard:
         *,
         after_call: bool = False,
         known: Mapping[str, Any] | None = None,
-        at_entry: Mapping[Path, reading.Snapshot | None] | None = None,
+        at_entry: Mapping[Path, Snapshot | None] | None = None,
     ) -> None:
+        if any(is_symbolic(value) for value in arguments.values()):
+            return  # a program is being traced with stand-ins that have no shape, dtype or device
         try:
             violations = explain(
                 self.contract,

@@ -52,6 +52,12 @@ def is_a(value: object, kind: Any) -> bool:
         return False
 
 
+def is_symbolic(value: object) -> bool:
+    """Whether `value` is a stand-in of `torch.fx` for an argument of a traced program."""
+    fx = sys.modules.get("torch.fx")
+    return fx is not None and is_a(value, fx.Proxy)
+
+
 def attribute(owner: Any, name: str) -> Any:
     """Read one attribute; raises NotApplicable where it is absent or would run code."""
     value = optional_attribute(owner, name)
@@ -62,8 +68,6 @@ def attribute(owner: Any, name: str) -> Any:
 
 def optional_attribute(owner: Any, name: str) -> Any:
     """Read one attribute, `UNSET` where it is absent or would run code."""
-    if is_tensor(owner):
-        return getattr(owner, name) if name in TENSOR_ATTRIBUTES else _UNSET
     try:
         # Not object.__getattribute__, which Dynamo cannot trace: a class that overrides it is asked for this one name.
         own = owner.__dict__
@@ -72,10 +76,13 @@ def optional_attribute(owner: Any, name: str) -> Any:
     if type(own) is dict:
         if name in own:
             return own[name]
-        for table in _TABLES:
-            entries = own.get(table)
-            if type(entries) is dict and name in entries:
-                return entries[name]
+        if "_parameters" in own:
+            for table in _TABLES:
+                entries = own.get(table)
+                if type(entries) is dict and name in entries:
+                    return entries[name]
+    if is_tensor(owner):
+        return getattr(owner, name) if name in TENSOR_ATTRIBUTES else _UNSET
     for cls in type(owner).__mro__:
         if name in cls.__dict__:
             value = cls.__dict__[name]

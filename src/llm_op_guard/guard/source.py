@@ -145,7 +145,8 @@ class _CheckWriter:
                 path = path_of_step(step)
                 if path.steps:
                     root = self.draft.names.own(path.root)
-                    yield f"{self.draft.names.path(path)} = _path_value({root}{steps_source(path)})"
+                    reader = "_attribute_or_unset" if len(path.steps) == 1 and isinstance(path.steps[0], str) else "_path_value"
+                    yield f"{self.draft.names.path(path)} = {reader}({root}{steps_source(path)})"
             case "match":
                 yield from self.types.match(step)
             case "solve":

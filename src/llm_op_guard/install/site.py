@@ -24,6 +24,7 @@ class Site:
         self.function = function
         self.guard = guard
         self.patch = Patch(function, guard.parameters)
+        self._classes: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -33,6 +34,9 @@ class Site:
     def adjust(self) -> None:
         """Check what the policy has switched on, or give the function its own code back when that is nothing."""
         classes = anywhere(self.guard.defaults) & self.guard.classes
+        if classes == self._classes:
+            return
+        self._classes = classes
         if not classes:
             self.patch.disarm()
             return
@@ -45,6 +49,7 @@ class Site:
 
     def remove(self) -> bool:
         """Restore the function; False when somebody else changed it since, and it was left alone."""
+        self._classes = frozenset()
         return self.patch.disarm()
 
 
