@@ -46,7 +46,7 @@ def _forget() -> None:
 
 @pytest.fixture
 def tiny() -> Callable[..., Any]:
-    """Makes a random model of one type, small and always the same: `tiny("qwen2", attn="eager", dtype=..., **config)`."""
+    """Makes a random causal LM, small and always the same: `tiny("qwen2", attn="eager", dtype=..., **config)`."""
 
     def make(model_type: str = "llama", *, attn: str = "sdpa", seed: int = 0, dtype: Any = None, **changes: Any) -> Any:
         import torch

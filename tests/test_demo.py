@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import llm_op_guard as og
-from llm_op_guard import demo
+from llm_op_guard import api, demo
 from llm_op_guard.report.comparison import Comparison, render_comparison
 from llm_op_guard.report.terminal import Terminal
 from test_cli import command
@@ -116,6 +116,7 @@ def test_different_tokens_fail_the_demonstration(monkeypatch: pytest.MonkeyPatch
         return result
 
     monkeypatch.setattr(demo, "_sampled", other)
+    monkeypatch.setattr(api.tally, "counting", False)  # the demonstration leaves it on, in a process of its own
     stream = io.StringIO()
     assert not demo.compare_generation(Terminal(stream))
     assert "tokens: DIFFERENT" in stream.getvalue()

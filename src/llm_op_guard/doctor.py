@@ -109,13 +109,14 @@ def main(out: Terminal, complaints: Terminal, library: str, modules: Sequence[st
 
     Raises InstallError and PolicyError.
     """
+    policy = describe_policy()  # first: with a bad LLM_OP_GUARD there is nothing to look at
     asked = list(modules) or list(SAMPLE.get(library, ()))
     findings = examine(library, asked)
     facts = [
         ("llm-op-guard", __version__),
         ("python", f"{platform.python_version()} on {platform.system()}"),
         *((name, _version(name) or "not installed") for name in dict.fromkeys(("torch", library))),
-        ("policy", describe_policy()),
+        ("policy", policy),
         ("libraries", f"{', '.join(known_libraries())} (those that guards are known for)"),
     ]
     out.line(render_facts(facts))

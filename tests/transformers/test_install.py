@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers.generation.utils import GenerationMixin
+from transformers.generation import utils as generation
 from transformers.integrations import sdpa_attention
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
@@ -35,7 +35,7 @@ SHARED_SITES = {
     "transformers.integrations.sdpa_attention.sdpa_attention_forward",
     "transformers.generation.utils.GenerationMixin.generate",
 }
-HOMES = [modeling_llama, modeling_qwen2, sdpa_attention, sys.modules["transformers.generation.utils"]]
+HOMES = [modeling_llama, modeling_qwen2, sdpa_attention, generation]
 Arguments = tuple[torch.Tensor, ...]
 
 
@@ -152,7 +152,7 @@ def test_every_earlier_holder_of_the_function_is_reached(bad: Arguments) -> None
         "imported name": apply_rotary_pos_emb,
         "partial": functools.partial(apply_rotary_pos_emb, unsqueeze_dim=1),
         "registry": {"rope": modeling_llama.apply_rotary_pos_emb}["rope"],
-        "module attribute": lambda *a: modeling_llama.apply_rotary_pos_emb(*a),
+        "module attribute": lambda *a, **_: modeling_llama.apply_rotary_pos_emb(*a),
     }
     with og.installed("transformers"):
         assert {name: is_guarded(holder, *bad) for name, holder in holders.items()} == dict.fromkeys(holders, True)
@@ -202,12 +202,12 @@ def test_modules_loaded_later_are_guarded() -> None:
         og.uninstall()
         assert apply_rotary_pos_emb.__code__ is not code
         from transformers.models.mistral import modeling_mistral
-        print(any("mistral" in site for site in og.status().guarded), [k for k in vars(modeling_mistral) if "guard" in k])
+        print(og.status().guarded, [name for name in vars(modeling_mistral) if "guard" in name])
         """
     ).splitlines()
     assert out[0] == "cos.shape[2] = 1"
     assert set(out[1:-1]) >= LLAMA_SITES
-    assert out[-1] == "False []"
+    assert out[-1] == "[] []"
 
 
 # ---------------------------------------------------------------- what is refused
@@ -261,7 +261,9 @@ def test_a_function_that_a_version_lacks_is_refused(monkeypatch: pytest.MonkeyPa
 
 
 def test_an_unknown_library_is_an_error_that_lists_the_known_ones() -> None:
-    with pytest.raises(og.InstallError, match="nothing is known of 'transfomers'.*transformers.*; known: transformers"):
+    with pytest.raises(
+        og.InstallError, match=r"nothing is known of 'transfomers'.*transformers.*; known: transformers"
+    ):
         og.install("transfomers")
     with pytest.raises(og.InstallError, match="known: transformers"):
         og.install()
@@ -352,7 +354,6 @@ def test_off_gives_the_function_its_own_code_back(bad: Arguments) -> None:
     assert ours is not own
     og.set_policy(A="off", B="off")
     assert apply_rotary_pos_emb.__code__ is own
-    assert innermost(GenerationMixin.generate).__code__ is before[1]["transformers.generation.utils.GenerationMixin.generate"][1]  # type: ignore[union-attr]
     assert_unchanged(before, snapshot())
     assert not is_guarded(apply_rotary_pos_emb, *bad)
     og.set_policy(A="raise")

@@ -1,4 +1,4 @@
-"""Token ids are looked at where a model or `generate` is entered: on by default, and never where it could be wrong."""
+"""Token ids are looked at where a model or `generate` is entered: by default, and never where that could be wrong."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ def test_the_first_of_several_is_shown_and_all_are_counted(model: Model, guarded
     ids[0, 1] = VOCAB + 3
     with pytest.raises(og.GuardError) as caught:
         model(ids)
-    assert only_violation(caught).observed == f"input_ids[0, 1] = {VOCAB + 3} (of 6, 2 elements are wrong, this one first)"
+    first = f"input_ids[0, 1] = {VOCAB + 3} (of 6, 2 elements are wrong, this one first)"
+    assert only_violation(caught).observed == first
 
 
 def test_the_error_is_the_one_that_the_look_up_raises_anyway(model: Model) -> None:
@@ -108,7 +109,7 @@ def test_the_record_keeps_it(model: Model, guarded: None) -> None:
 # ---------------------------------------------------------------- policy
 
 
-def test_on_without_any_policy_and_off_when_B_is_off(model: Model, guarded: None) -> None:
+def test_on_without_any_policy_and_off_when_b_is_off(model: Model, guarded: None) -> None:
     with pytest.raises(og.GuardError):
         model(ids_with(VOCAB))
     og.set_policy(B="off")
@@ -120,12 +121,12 @@ def test_on_without_any_policy_and_off_when_B_is_off(model: Model, guarded: None
         model(ids_with(VOCAB))
 
 
-def test_on_when_only_A_is_off(model: Model, guarded: None) -> None:
+def test_on_when_only_a_is_off(model: Model, guarded: None) -> None:
     with og.policy(A="off"), pytest.raises(og.GuardError):
         model(ids_with(VOCAB))
 
 
-def test_warns_once_and_counts_when_B_warns(model: Model, guarded: None) -> None:
+def test_warns_once_and_counts_when_b_warns(model: Model, guarded: None) -> None:
     with og.policy(B="warn"):
         with pytest.warns(og.GuardWarning, match="input_ids") as caught, pytest.raises(IndexError) as unguarded:
             model(ids_with(VOCAB))
@@ -138,7 +139,7 @@ def test_warns_once_and_counts_when_B_warns(model: Model, guarded: None) -> None
     assert og.record.total == 2
 
 
-def test_only_recorded_when_B_records(model: Model, guarded: None) -> None:
+def test_only_recorded_when_b_records(model: Model, guarded: None) -> None:
     with og.policy(B="record"), warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(IndexError, match="out of range"):
