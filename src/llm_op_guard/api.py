@@ -210,7 +210,7 @@ def install(*libraries: str) -> Report:
     """
     if not libraries:
         raise InstallError(f"name the libraries to guard; known: {', '.join(_INTEGRATIONS)}")
-    _known_libraries(libraries)
+    _check_known(libraries)
     for library in libraries:
         if library not in _installers:
             _installers[library] = Installer(_INTEGRATIONS[library](), _guard_for)
@@ -224,7 +224,7 @@ def uninstall(*libraries: str) -> list[Refusal]:
     Returns the places that somebody else has changed since; they are left alone. Raises InstallError for a library
     that nothing is known of.
     """
-    _known_libraries(libraries)
+    _check_known(libraries)
     left: list[Refusal] = []
     for library in libraries or tuple(_installers):
         installer = _installers.pop(library, None)
@@ -251,7 +251,17 @@ def status() -> Report:
     return _report(tuple(_installers))
 
 
-def _known_libraries(libraries: tuple[str, ...]) -> None:
+def known_libraries() -> tuple[str, ...]:
+    """The libraries that `install` knows."""
+    return tuple(_INTEGRATIONS)
+
+
+def sites() -> list[Site]:
+    """Every guarded function of this process: of libraries, and of `guard`."""
+    return [*(site for installer in _installers.values() for site in installer.sites), *_user_sites]
+
+
+def _check_known(libraries: tuple[str, ...]) -> None:
     for library in libraries:
         if library not in _INTEGRATIONS:
             known = ", ".join(_INTEGRATIONS)

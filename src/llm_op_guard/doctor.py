@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from llm_op_guard import __version__, api
-from llm_op_guard.install.site import Refusal, Site
+from llm_op_guard.install.site import Refusal
 from llm_op_guard.policy import CLASSES, ENVIRONMENT_VARIABLE, OFF, Policy, current
 from llm_op_guard.report.overview import Group, render_facts, render_groups
 from llm_op_guard.report.terminal import Terminal
@@ -23,16 +23,6 @@ SAMPLE = {
         for name in ("llama", "qwen2", "qwen3", "mistral", "mixtral", "gemma2", "phi3", "gpt_neox", "falcon", "gpt2")
     )
 }
-
-
-def known_libraries() -> tuple[str, ...]:
-    """The libraries that `install` takes."""
-    return tuple(api._INTEGRATIONS)
-
-
-def installed_sites() -> list[Site]:
-    """Every place in a library that a guard stands at now."""
-    return [site for installer in api._installers.values() for site in installer.sites]
 
 
 @dataclass
@@ -58,7 +48,7 @@ def examine(library: str, modules: Sequence[str]) -> Findings:
         except Exception as error:
             findings.unloadable.append(Refusal(module, f"{type(error).__name__}: {str(error).splitlines()[0]}"))
     contracts: dict[str, list[str]] = {}
-    for site in installed_sites():
+    for site in api.sites():
         contracts.setdefault(site.guard.contract.id, []).append(_short(site.name))
     findings.guarded = [Group(f"{name} ({len(places)})", places) for name, places in sorted(contracts.items())]
     reasons: dict[str, list[str]] = {}
@@ -117,7 +107,7 @@ def main(out: Terminal, complaints: Terminal, library: str, modules: Sequence[st
         ("python", f"{platform.python_version()} on {platform.system()}"),
         *((name, _version(name) or "not installed") for name in dict.fromkeys(("torch", library))),
         ("policy", policy),
-        ("libraries", f"{', '.join(known_libraries())} (those that guards are known for)"),
+        ("libraries", f"{', '.join(api.known_libraries())} (those that guards are known for)"),
     ]
     out.line(render_facts(facts))
     if not modules and _version(library):

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 
 from llm_op_guard import api
-from llm_op_guard.doctor import known_libraries
 from llm_op_guard.errors import LlmOpGuardError
 from llm_op_guard.policy import CLASSES, Action, current
 from llm_op_guard.report.terminal import Terminal
@@ -141,7 +140,7 @@ def _theirs(traceback: TracebackType | None) -> TracebackType | None:
 def _guard() -> None:
     current(api.USER_DEFAULTS)  # a bad LLM_OP_GUARD is an error here, before the program runs
     api.count_checks()
-    for library in known_libraries():
+    for library in api.known_libraries():
         api.install(library)
 
 
@@ -157,7 +156,7 @@ def _conclusion(out: Terminal) -> Callable[[], None]:
 
 def summarise(out: Terminal) -> None:
     """The closing line, and a warning when nothing was guarded."""
-    sites = len(api.status().guarded) + len(api._user_sites)
+    sites = len(api.sites())
     checks, violations = api.tally.checks, api.record.total
     try:
         reason = _why_nothing(sites, checks)
@@ -184,7 +183,7 @@ def _why_nothing(sites: int, checks: int) -> str:
     if sites:
         return "no guarded operator was called outside compiled code"
     status = api.status()
-    absent = [library for library in known_libraries() if library not in sys.modules]
+    absent = [library for library in api.known_libraries() if library not in sys.modules]
     if not status.libraries:
         return "the program took the guards away (uninstall)"
     if absent and status.refused:

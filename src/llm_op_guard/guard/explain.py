@@ -301,7 +301,7 @@ class _Explanation:
                     if text is None:
                         return None
                     wrong.append(text)
-                return " or ".join(reversed(wrong))
+                return " or ".join(_without_repeats(reversed(wrong)))
         return None
 
     def _wrong_value(self, expr: Expr, observed: Any, where: str) -> str | None:
@@ -414,6 +414,15 @@ class _Explanation:
 
 
 # ---------------------------------------------------------------- parts
+
+
+def _without_repeats(options: Iterable[str]) -> list[str]:
+    """`B = 1` and `1` say the same."""
+    kept: list[str] = []
+    for option in options:
+        if not any(earlier.endswith(f"= {option}") for earlier in kept):
+            kept.append(option)
+    return kept
 
 
 def _dtypes_text(tensor: TensorType) -> str:

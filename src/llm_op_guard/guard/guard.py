@@ -11,7 +11,7 @@ from types import FunctionType
 from typing import Any, Protocol
 
 from llm_op_guard.contract.model import Contract, CostClass, Path, Require
-from llm_op_guard.errors import GuardInternalWarning
+from llm_op_guard.errors import GuardError, GuardInternalWarning
 from llm_op_guard.guard.compile import compile_check
 from llm_op_guard.guard.explain import explain
 from llm_op_guard.guard.plan import Plan, plan_check
@@ -28,8 +28,8 @@ _BOTH: tuple[CostClass, ...] = ("A", "B")
 class Reporter(Protocol):
     """What a guard tells its violations to; `api` hands it in."""
 
-    def report(self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any]) -> None:
-        """Act on the violations of one call as the policy says; may raise GuardError."""
+    def report(self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any]) -> GuardError | None:
+        """Act on the violations of one call as the policy says; what is returned is raised."""
 
     def repeated(self, guard: Guard, rule_ids: list[str]) -> None:
         """Count suspect rules that have been warned about before."""
@@ -107,25 +107,25 @@ class Guard:
 
     # ------------------------------------------------------------ not a plain yes
 
-    def _failed(self, arguments: tuple[Any, ...]) -> None:
-        self._explain(dict(zip(self.parameters, arguments, strict=True)))
+    def _failed(self, arguments: tuple[Any, ...]) -> GuardError | None:
+        return self._explain(dict(zip(self.parameters, arguments, strict=True)))
 
-    def _failed_after(self, handed: tuple[Any, tuple[Any, ...], tuple[Any, ...]]) -> None:
+    def _failed_after(self, handed: tuple[Any, tuple[Any, ...], tuple[Any, ...]]) -> GuardError | None:
         result, state, arguments = handed
         plan = self._after
         assert plan is not None
         known = dict(zip(plan.known, state, strict=False))
         at_entry = dict(zip(plan.snapshots, state[len(plan.known) :], strict=False))
         values = dict(zip(plan.parameters, arguments, strict=True))
-        self._explain({**values, "result": result}, after_call=True, known=known, at_entry=at_entry)
+        return self._explain({**values, "result": result}, after_call=True, known=known, at_entry=at_entry)
 
-    def _noticed(self, doubts: list[int], arguments: tuple[Any, ...]) -> None:
-        if not self._told(doubts):
-            self._failed(arguments)
+    def _noticed(self, doubts: list[int], arguments: tuple[Any, ...]) -> GuardError | None:
+        return None if self._told(doubts) else self._failed(arguments)
 
-    def _noticed_after(self, doubts: list[int], arguments: tuple[Any, Any, tuple[Any, ...]]) -> None:
-        if not self._told(doubts):
-            self._failed_after(arguments)
+    def _noticed_after(
+        self, doubts: list[int], handed: tuple[Any, tuple[Any, ...], tuple[Any, ...]]
+    ) -> GuardError | None:
+        return None if self._told(doubts) else self._failed_after(handed)
 
     def _told(self, doubts: list[int]) -> bool:
         """Whether every suspect statement among these has been warned about already; counts them if so.
@@ -149,9 +149,9 @@ class Guard:
         after_call: bool = False,
         known: Mapping[str, Any] | None = None,
         at_entry: Mapping[Path, Snapshot | None] | None = None,
-    ) -> None:
+    ) -> GuardError | None:
         if any(is_symbolic(value) for value in arguments.values()):
-            return  # a program is being traced with stand-ins that have no shape, dtype or device
+            return None  # a program is being traced with stand-ins that have no shape, dtype or device
         try:
             violations = explain(
                 self.contract,
@@ -165,8 +165,8 @@ class Guard:
                 raise RuntimeError("the compiled check said no and explain found nothing")
         except Exception as error:
             self.fail_inside(error)
-            return
-        self._reporter.report(self, violations, arguments)
+            return None
+        return self._reporter.report(self, violations, arguments)
 
     def _explained_classes(self) -> frozenset[CostClass]:
         # The widest check compiled so far; the reporter drops what the policy of this call leaves out.

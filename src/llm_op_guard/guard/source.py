@@ -93,10 +93,15 @@ class _CheckWriter:
         yield "    pass"
         yield "else:"
         if self.draft.doubts:
-            yield "    if _doubts:"
-            yield f"        _noticed(_doubts, {arguments})"
+            yield f"    _error = _noticed(_doubts, {arguments}) if _doubts else None"
+            yield "    if _error is not None:"
+            yield "        raise _error"
         yield f"    return {self._state()}"
-        yield f"return _failed({arguments})"
+        # Raised here, so that a traceback shows none of the frames that explain.
+        yield f"_error = _failed({arguments})"
+        yield "if _error is not None:"
+        yield "    raise _error"
+        yield "return None"
 
     def _state(self) -> str:
         if self.plan.after_call or not (self.plan.known or self.plan.snapshots or self.plan.hands_on):
@@ -145,7 +150,11 @@ class _CheckWriter:
                 path = path_of_step(step)
                 if path.steps:
                     root = self.draft.names.own(path.root)
-                    reader = "_attribute_or_unset" if len(path.steps) == 1 and isinstance(path.steps[0], str) else "_path_value"
+                    reader = (
+                        "_attribute_or_unset"
+                        if len(path.steps) == 1 and isinstance(path.steps[0], str)
+                        else "_path_value"
+                    )
                     yield f"{self.draft.names.path(path)} = {reader}({root}{steps_source(path)})"
             case "match":
                 yield from self.types.match(step)

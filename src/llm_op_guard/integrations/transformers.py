@@ -135,6 +135,8 @@ def _class_sites(cls: type) -> Iterator[Candidate]:
         return
     if looks_up_token_ids(function):
         yield Candidate(site, operator, function, contract_named("token_ids:forward"), TOKEN_IDS)
+    elif (look_up := _look_up_in(function)) is not None:
+        yield Candidate(site, operator, reason=f"it looks token ids up in another way ({look_up})")
 
 
 def _known(site: str, operator: str, found: object, family: str) -> Candidate:
@@ -179,6 +181,20 @@ def looks_up_token_ids(function: FunctionType) -> bool:
             case ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr="embed_tokens"), args=[ast.Name(id=name)]):
                 looked_up = looked_up or name == "input_ids"
     return looked_up and {"self", "input_ids", "inputs_embeds"} <= {a.arg for a in definition.args.args}
+
+
+def _look_up_in(function: FunctionType) -> str | None:
+    """The look-up of token ids in a forward, as it is written: a call on `input_ids` and nothing else."""
+    definition = function_syntax(function)
+    if isinstance(definition, Refused):
+        return None
+    for node in ast.walk(definition):
+        match node:
+            case ast.Call(func=ast.Attribute() | ast.Call(), args=[ast.Name(id="input_ids")], keywords=[]):
+                written = ast.unparse(node)
+                if written.startswith("self."):
+                    return written
+    return None
 
 
 def embedding_rows(model: Any) -> int:

@@ -25,8 +25,8 @@ class Dispatcher:
     def __init__(self, record: Record) -> None:
         self.record = record
 
-    def report(self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any]) -> None:
-        """Raise GuardError, warn or only record, as the policy says for each violation's class.
+    def report(self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any]) -> GuardError | None:
+        """Return the error to raise, warn or only record, as the policy says for each violation's class.
 
         A suspect rule never does more than warn. Whatever is warned of is warned of once per rule and site.
         """
@@ -35,7 +35,7 @@ class Dispatcher:
         for violation in told:
             self.record.add(violation)
         if any(actions[violation.rule_id] is Action.RAISE for violation in told):
-            raise _error(told)
+            return _error(told)
         fresh = [v for v in told if actions[v.rule_id] is Action.WARN and not guard.warned[v.rule_id]]
         guard.warned.update(violation.rule_id for violation in told)
         for violation in told:
@@ -43,6 +43,7 @@ class Dispatcher:
                 logger.info("%s", violation.summary)
         if fresh:
             self._warn(fresh)
+        return None
 
     def repeated(self, guard: Guard, rule_ids: list[str]) -> None:
         """Count suspect rules that have been warned about before."""

@@ -22,6 +22,9 @@ def require_readable(x: Any) -> None:
         raise NotApplicable
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         raise NotApplicable
+    # Whoever watches or replaces operations (make_fx, fake tensors, counters) must not see ours.
+    if torch._C._len_torch_dispatch_stack():
+        raise NotApplicable
     if x.layout != torch.strided or x.device.type == "meta" or x.is_nested or x.is_quantized:
         raise NotApplicable
     if torch._C._functorch.is_functorch_wrapped_tensor(x):
