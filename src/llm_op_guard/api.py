@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import linecache
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from typing import Any, TypeVar, overload
 
 from llm_op_guard.contract.expressions import suggestion
 from llm_op_guard.contract.model import Contract, Source
-from llm_op_guard.contract.parse import docstring_section, parse_body, parse_file
+from llm_op_guard.contract.parse import dedented, docstring_section, parse_body, parse_file
 from llm_op_guard.errors import ContractError, InstallError
 from llm_op_guard.guard import functions
 from llm_op_guard.guard.guard import Guard
@@ -42,6 +41,7 @@ _INTEGRATIONS: dict[str, Callable[[], Integration]] = {
     _transformers.LIBRARY: _transformers.TransformersIntegration,
 }
 _installers: dict[str, Installer] = {}
+# Where a guarded function keeps its site, which lives as long as the function.
 _ATTRIBUTE = "__llm_op_guard__"
 
 functions.register("finite", plain.finite, plain.locate_not_finite)
@@ -86,12 +86,19 @@ def _check_order(contract: Contract) -> None:
 
 
 def _contract_of(function: FunctionType) -> Contract:
-    name = function.__qualname__.rpartition("<locals>.")[2]
-    section = docstring_section(function.__doc__ or "")
+    name = _operator(function)
+    doc = function.__doc__ or ""
+    try:
+        section = docstring_section(doc)
+    except ContractError as error:
+        raise ContractError(f"{name}: {error.problem}", **_place(function)) from None
     if section is None:
         raise ContractError(_why_no_contract(name, function), **_place(function))
-    text, line, indent = section
-    return parse_body(text, name, _parameters(function), _docstring_source(function, text, line, indent))
+    return parse_body(section, name, _parameters(function), _source(function, section))
+
+
+def _operator(function: FunctionType) -> str:
+    return function.__qualname__.rpartition("<locals>.")[2]
 
 
 def _why_no_contract(name: str, function: FunctionType) -> str:
@@ -100,6 +107,8 @@ def _why_no_contract(name: str, function: FunctionType) -> str:
             f"{name} has no docstring because python -OO removes docstrings, and its contract with it; "
             f"run with -O or less, or hand the contract to og.guard as a string or from a .contract file"
         )
+    if "Contract:" in (function.__doc__ or ""):
+        return f"no contract found for {name}: `Contract:` stands alone on its line, and the contract indented below it"
     has = "its docstring has no `Contract:` section" if function.__doc__ else "it has no docstring"
     return f"no contract found for {name}: {has}; add one, or hand the contract to og.guard as a string"
 
@@ -108,22 +117,32 @@ def _place(function: FunctionType) -> dict[str, Any]:
     return {"file": function.__code__.co_filename, "line": function.__code__.co_firstlineno}
 
 
-def _docstring_source(function: FunctionType, text: str, line: int, indent: int) -> Source:
-    """Where the contract stands in the function's file, as far as the file is there."""
-    file, first = function.__code__.co_filename, function.__code__.co_firstlineno
+def _source(function: FunctionType, text: str) -> Source:
+    """Where a contract's text stands in the file of its function: in the docstring, or in a decorator above it."""
+    wanted = [line.strip() for line in text.splitlines()]
     try:
-        lines, _ = inspect.getsourcelines(function)
+        lines, first = inspect.getsourcelines(function)
     except (OSError, TypeError, SyntaxError):
-        return Source(f"<docstring of {function.__qualname__}>", text)
-    for number, content in enumerate(lines):
-        if content.strip().endswith("Contract:") and content.strip().strip("\"'rRuU") == "Contract:":
-            shown = linecache.getline(file, first + number + 1)
-            return Source(file, text, first + number + 1, len(shown) - len(shown.lstrip()) if shown.strip() else indent)
-    return Source(file, text, first + line, indent)
+        lines, first = [], 1
+    for start in range(len(lines) - len(wanted) + 1):
+        # The first line may share its line with the quotes of a string, the last with what closes them.
+        found = [line.strip() for line in lines[start : start + len(wanted)]]
+        if found == wanted:
+            indent = min(len(line) - len(line.lstrip()) for line in lines[start : start + len(wanted)] if line.strip())
+            return Source(function.__code__.co_filename, text, first + start, indent)
+    return Source(f"<contract of {_operator(function)}>", text)
 
 
 def _parameters(function: FunctionType) -> tuple[str, ...]:
-    return tuple(inspect.signature(function).parameters)
+    """The function's own parameter names; raises ContractError where a decorator hides those that its def has."""
+    own = tuple(inspect.signature(function, follow_wrapped=False).parameters)
+    if hasattr(function, "__wrapped__") and own != tuple(inspect.signature(function).parameters):
+        raise ContractError(
+            f"{_operator(function)} is wrapped by a decorator and takes ({', '.join(own)}) itself; "
+            f"put @og.guard below the other decorators, right above the def",
+            **_place(function),
+        )
+    return own
 
 
 # ---------------------------------------------------------------- guard
@@ -160,7 +179,8 @@ def _plain_function(target: Any) -> FunctionType:
 
 
 def _body_contract(text: str, function: FunctionType) -> Contract:
-    return parse_body(text, function.__qualname__.rpartition("<locals>.")[2], _parameters(function))
+    text = dedented(text)
+    return parse_body(text, _operator(function), _parameters(function), _source(function, text))
 
 
 def _fitting(contract: Contract, function: FunctionType) -> Contract:
@@ -177,10 +197,11 @@ def _fitting(contract: Contract, function: FunctionType) -> Contract:
 
 
 def _guarded(function: Any, contract: Contract) -> Any:
+    if _ATTRIBUTE in vars(function):
+        raise TypeError(f"{function.__qualname__} is guarded already; put both contracts into one")
     _check_order(contract)
     copy = copy_function(function)
-    operator = function.__qualname__.rpartition("<locals>.")[2]
-    made = _make_guard(contract, operator, f"{function.__module__}.{function.__qualname__}", USER_DEFAULTS)
+    made = _make_guard(contract, _operator(function), f"{function.__module__}.{function.__qualname__}", USER_DEFAULTS)
     site = Site(copy, made)
     setattr(copy, _ATTRIBUTE, site)
     _user_sites.add(site)
@@ -279,7 +300,7 @@ def _report(libraries: tuple[str, ...]) -> Report:
     installers = [_installers[library] for library in dict.fromkeys(libraries) if library in _installers]
     return Report(
         libraries=[installer.library for installer in installers],
-        guarded=[site.name for installer in installers for site in installer.sites],
+        guarded=[site.name for installer in installers for site in installer.sites if site.active],
         refused=[refusal for installer in installers for refusal in installer.refused],
     )
 

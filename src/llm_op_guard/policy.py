@@ -1,8 +1,8 @@
 """What runs and what a violation does. The only reader of the environment.
 
-A policy gives each cost class a setting: an action (`raise`, `warn`, `record`, `off`), a time (`sync`), or both.
-Classes that it leaves open keep what was set before: by `set_policy`, by `LLM_OP_GUARD`, or by the guard's own
-defaults.
+A policy gives each cost class a setting: an action (`raise`, `warn`, `record`, `off`), a time (`sync`), or both; a
+time alone means raise. Classes that it leaves open keep what was set before: by `set_policy`, by `LLM_OP_GUARD`, or by
+the guard's own defaults.
 """
 
 from __future__ import annotations
@@ -128,8 +128,12 @@ class _State:
     def base(self) -> Policy:
         if self.environment is None:
             self.environment = parse_environment(os.environ.get(ENVIRONMENT_VARIABLE, ""))
-        # `off` in the environment is the operator's last word: no code switches the guards on again.
-        return OFF if self.environment == OFF else self.process.over(self.environment)
+        return self.process.over(self.environment)
+
+    def forced_off(self) -> bool:
+        """`off` in the environment is the last word of whoever runs the program: no code switches guards on again."""
+        self.base()
+        return self.environment == OFF
 
 
 _state = _State()
@@ -140,19 +144,20 @@ _local: contextvars.ContextVar[Policy] = contextvars.ContextVar("llm_op_guard_po
 def current(defaults: Policy) -> Policy:
     """What is in force here and now, for a guard with these defaults."""
     base = _state.base()
-    return base if base == OFF else _local.get().over(base).over(defaults)
+    return OFF if _state.forced_off() else _local.get().over(base).over(defaults)
 
 
 def anywhere(defaults: Policy) -> frozenset[str]:
     """The classes that are on in the process or in any `with` block that is open now, in any thread."""
     with _state.lock:
-        base = _state.base()
-        policies = [Policy()] if base == OFF else [Policy(), *_state.entered]
+        if _state.forced_off():
+            return frozenset()
+        base = _state.base().over(defaults)
         return frozenset(
             name
-            for entered in policies
+            for entered in (Policy(), *_state.entered)
             for name in CLASSES
-            if (base if base == OFF else entered.over(base).over(defaults)).action(name) != Action.OFF
+            if entered.over(base).action(name) is not Action.OFF
         )
 
 
@@ -189,8 +194,8 @@ def _entered(wanted: Policy) -> Iterator[None]:
     with _state.lock:
         _state.entered.append(merged)
     token = _local.set(merged)
-    _announce()
     try:
+        _announce()
         yield
     finally:
         _local.reset(token)

@@ -18,8 +18,9 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
 def size(draw: st.DrawFn) -> str:
     return draw(
         st.sampled_from(
-            ["B", "L", "D", "B", "L", "D", "1", "2", "_", "B | 1", "D | 2 | 1", "2 * D", "D / 2", "B + 1", "L - 1",
-             "B * L", "n", "D % 2 + 1", "4 / B", "3 - L", "y.shape[0]", "D / n | 1", "max(B, L)"]
+            ["B", "L", "D", "B", "L", "D", "B", "D", "1", "2", "_", "B | 1", "D | 2 | 1", "2 * D", "D / 2", "B + 1",
+             "L - 1", "B * L", "n", "D % 2 + 1", "4 / B", "3 - L", "y.shape[0]", "D / n | 1", "max(B, L)",
+             "n + 1 + L", "D / (n + 1)", "B * (L + n)", "L - (B - 1)", "highest(y) + 1", "m", "len(result)"]
         )
     )  # fmt: skip
 
@@ -53,7 +54,7 @@ def declared(draw: st.DrawFn) -> str:
     if kind == 7:
         return f"like({draw(st.sampled_from(['x', 'y', 'box.w']))})"
     if kind == 8:
-        return f"None | int | {tensor(draw)}"
+        return draw(st.sampled_from(["None | int | ", "None | T[B, L] | "])) + tensor(draw)
     return f"({tensor(draw)}, {tensor(draw)})"
 
 
@@ -99,7 +100,7 @@ def statement(draw: st.DrawFn, depth: int = 0) -> list[str]:
     suspect = draw(st.sampled_from(["", "", "", "certain=False"]))
     match kind:
         case 0 | 1 | 2 | 3:
-            path = draw(st.sampled_from(["x", "y", "z", "x", "y", "n", "mode", "box.w", "box.k", "m"]))
+            path = draw(st.sampled_from(["x", "y", "z", "x", "y", "n", "mode", "box.w", "box.k", "m", "returns"]))
             why = f" = why({suspect})" if suspect else ""
             plain = draw(st.sampled_from(["int", "float", "str", "bool", "None | int", "object"]))
             return [f"{path}: {plain if path in ('n', 'mode', 'box.k') else declared(draw)}{why}"]
@@ -107,7 +108,15 @@ def statement(draw: st.DrawFn, depth: int = 0) -> list[str]:
             return [
                 draw(
                     st.sampled_from(
-                        ["m = D + 1", "m = box.w", "m = x.shape[0] / 2", "m, o = x.shape", "m = highest(y)"]
+                        [
+                            "m = D + 1",
+                            "m = box.w",
+                            "m = x.shape[0] / 2",
+                            "m, o = x.shape",
+                            "m = highest(y)",
+                            "m, o = z",
+                            "m = len(result)",
+                        ]
                     )
                 )
             ]
@@ -147,7 +156,20 @@ def value(rng: random.Random) -> Any:
     if kind < 0.78:
         return _tensor(rng)
     return rng.choice(
-        (None, 0, 1, 2, 2.0, "left", True, np.int64(2), np.zeros((2, 2)), (_tensor(rng), _tensor(rng)), object())
+        (
+            None,
+            0,
+            1,
+            2,
+            2.0,
+            "left",
+            True,
+            np.int64(2),
+            np.zeros((2, 2)),
+            (_tensor(rng), _tensor(rng)),
+            (None, 3),
+            object(),
+        )
     )
 
 
@@ -157,10 +179,17 @@ def scalar(rng: random.Random) -> Any:
 
 @st.composite
 def calls(draw: st.DrawFn) -> dict[str, Any]:
-    """One call: mostly tensors whose sizes repeat, now and then something quite different."""
+    """One call and its `result`: mostly tensors whose sizes repeat, now and then something quite different."""
     rng = random.Random(draw(st.integers(0, 2**32)))
     arguments = {name: value(rng) for name in ("x", "y", "z")}
     if rng.random() < 0.5 and isinstance(arguments["x"], torch.Tensor):
         arguments["y"] = arguments["x"].clone() if rng.random() < 0.5 else arguments["x"]
     box = SimpleNamespace(**{name: make(rng) for name, make in (("w", value), ("k", scalar)) if rng.random() < 0.8})
-    return {**arguments, "mode": scalar(rng), "n": scalar(rng), "box": rng.choice((box, box, box, None))}
+    result = rng.choice((arguments["x"], arguments["y"], value(rng), value(rng)))
+    return {
+        **arguments,
+        "result": result,
+        "mode": scalar(rng),
+        "n": scalar(rng),
+        "box": rng.choice((box, box, box, None)),
+    }

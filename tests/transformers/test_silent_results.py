@@ -175,7 +175,7 @@ def test_rope_batch_grows() -> None:
         rule_id="cos.shape",
         argument="cos",
         observed="cos.shape[0] = 2",
-        expected="B = 1 or 1",
+        expected="B = 1",
         hint="cos and sin are of another batch",
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import math
 from collections.abc import Iterable
 
 from llm_op_guard.contract.model import Source, path_of
@@ -91,6 +92,8 @@ def calls_in(node: ast.AST) -> list[str]:
 def _check_constant(node: ast.expr, value: object, source: Source) -> None:
     if value is Ellipsis or isinstance(value, bytes | complex):
         raise source.error(f"the constant {value!r} is not in the language", node)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise source.error("the number is too large", node)
     if isinstance(value, int) and value.bit_length() > _MAX_BITS:
         raise source.error("the integer is too large", node)
 

@@ -75,6 +75,10 @@ class Path:
     root: str
     steps: tuple[str | tuple[str | int], ...] = ()
 
+    def item(self, index: int) -> Path:
+        """The path to an item of the sequence here."""
+        return Path(self.root, (*self.steps, (index,)))
+
     def __str__(self) -> str:
         return self.root + "".join(f".{step}" if isinstance(step, str) else f"[{step[0]!r}]" for step in self.steps)
 
@@ -126,6 +130,11 @@ class SizeOneOf:
 
     options: tuple[Expr, ...]
 
+    @property
+    def in_order(self) -> list[Expr]:
+        """The options as they are tried: a size that is a plain number needs nothing else to be known."""
+        return sorted(self.options, key=lambda option: not isinstance(option.node, ast.Constant))
+
 
 @dataclass(frozen=True)
 class AnySize:
@@ -147,6 +156,13 @@ class RestOf:
 
 
 Dim = Size | SizeOneOf | AnySize | Rest | RestOf
+
+
+def dim_symbol(dim: Dim) -> str | None:
+    """The name that a dimension, or a group of them, is nothing but; it binds unless it is a parameter's."""
+    if isinstance(dim, Size):
+        return dim.expr.symbol
+    return dim.name if isinstance(dim, Rest) else None
 
 
 @dataclass(frozen=True)
@@ -181,6 +197,29 @@ class TensorType:
     dims: tuple[Dim, ...] | None
     devices: tuple[Device, ...] | None
     text: str = field(compare=False)
+
+    @property
+    def dtype_symbol(self) -> str | None:
+        """The symbol that the dtype binds, when it is nothing but one."""
+        only = self.dtypes[0] if len(self.dtypes) == 1 else None
+        return only.name if isinstance(only, DtypeSymbol) else None
+
+    @property
+    def device_symbol(self) -> str | None:
+        """The symbol that the device binds, when it is nothing but one."""
+        only = self.devices[0] if self.devices is not None and len(self.devices) == 1 else None
+        return only.name if isinstance(only, DeviceSymbol) else None
+
+    @property
+    def sizes(self) -> tuple[Expr, ...]:
+        """The expressions that stand as dimensions."""
+        exprs: list[Expr] = []
+        for dim in self.dims or ():
+            if isinstance(dim, Size):
+                exprs.append(dim.expr)
+            elif isinstance(dim, SizeOneOf):
+                exprs += dim.options
+        return tuple(exprs)
 
     @property
     def rest_index(self) -> int | None:
@@ -320,6 +359,11 @@ class Clause:
     conditions: tuple[Condition, ...]
     cost_class: CostClass = "A"
     after_call: bool = False
+
+    @property
+    def certain(self) -> bool:
+        """Whether breaking it is wrong for sure."""
+        return isinstance(self.statement, Assign) or self.statement.reason.certain
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def parse_body(text: str, name: str, parameters: Sequence[str], source: Source |
 
     `source` places errors when the text is a part of a larger file; the text is dedented.
     """
-    source = source or Source(f"<contract of {name}>", _dedented(text))
+    source = source or Source(f"<contract of {name}>", dedented(text))
     body = _syntax(source)
     doc = ""
     if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
@@ -92,21 +92,23 @@ def parse_body(text: str, name: str, parameters: Sequence[str], source: Source |
     )
 
 
-def docstring_section(doc: str) -> tuple[str, int, int] | None:
-    """The `Contract:` section of a docstring: (its dedented text, its first line counted from 0, its indent)."""
+def docstring_section(doc: str) -> str | None:
+    """The text of the `Contract:` section of a docstring, dedented; None when it has none.
+
+    Raises ContractError when it has several.
+    """
     lines = doc.expandtabs().splitlines()
     headings = [number for number, line in enumerate(lines) if re.fullmatch(r"\s*Contract:\s*", line)]
     if not headings:
         return None
-    number, section = headings[0], []
-    for line in lines[number + 1 :]:
-        if line.strip() and _indent(line) <= _indent(lines[number]):
+    if len(headings) > 1:
+        raise ContractError("a docstring has one `Contract:` section; this one has several")
+    section: list[str] = []
+    for line in lines[headings[0] + 1 :]:
+        if line.strip() and _indent(line) <= _indent(lines[headings[0]]):
             break
         section.append(line)
-    while section and not section[-1].strip():
-        section.pop()
-    indent = min((_indent(line) for line in section if line.strip()), default=0)
-    return "\n".join(line[indent:] for line in section), number + 1, indent
+    return dedented("\n".join(section)).rstrip()
 
 
 # ---------------------------------------------------------------- syntax
@@ -164,7 +166,8 @@ def _doc(node: ast.Expr, source: Source) -> str:
     raise source.error("not a statement of the language", node)
 
 
-def _dedented(text: str) -> str:
+def dedented(text: str) -> str:
+    """The text without common indentation and without blank lines around it."""
     return textwrap.dedent(text.expandtabs()).strip("\n")
 
 
@@ -255,6 +258,8 @@ def _text(node: ast.expr | None, source: Source) -> Expr | None:
     if node is None or (isinstance(node, ast.Constant) and node.value is None):
         return None
     check_expression(node, source, as_text=True)
+    if isinstance(node, ast.Constant) and not isinstance(node.value, str):
+        raise source.error("because= and hint= are texts", node)
     return Expr.of(node)
 
 
@@ -262,9 +267,9 @@ def _id(node: ast.expr | None, source: Source) -> str | None:
     match node:
         case None:
             return None
-        case ast.Constant(value=str() as rule_id) if rule_id.strip():
+        case ast.Constant(value=str() as rule_id) if rule_id.strip() and rule_id.isprintable() and len(rule_id) <= 100:
             return rule_id
-    raise source.error("id= is a short text", node)
+    raise source.error("id= is a text of one line, at most 100 characters", node)
 
 
 def _error(node: ast.expr | None, source: Source) -> str | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import replace
 
 from llm_op_guard.contract.expressions import calls_in, names_in, suggestion
 from llm_op_guard.contract.model import (
@@ -35,15 +35,16 @@ from llm_op_guard.contract.model import (
     Rule,
     ScalarType,
     Size,
-    SizeOneOf,
     Statement,
     SymbolKind,
     TensorType,
     TupleType,
     Type,
+    dim_symbol,
     path_of,
 )
 from llm_op_guard.contract.solve import inverse
+from llm_op_guard.contract.uses import check_uses
 from llm_op_guard.contract.vocabulary import DEVICE_TYPES, DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, KEYWORDS
 
 # Names that an expression may use for what they are: dtypes and sets of them.
@@ -59,6 +60,7 @@ def validated(contract: Contract) -> Contract:
     contract = replace(contract, symbols=symbols)
     for clause in clauses:
         _check_names(clause, contract)
+        check_uses(clause, contract)
         if isinstance(clause.statement, Declare):
             _check_type(clause.statement.type, clause.statement, contract)
     _check_assignments(contract)
@@ -66,7 +68,8 @@ def validated(contract: Contract) -> Contract:
     contract = replace(contract, clauses=_classified(contract))
     rules = tuple(rule for clause in contract.clauses for rule in _rules(clause))
     _check_repeated(rules, contract)
-    return replace(contract, rules=rules)
+    # One rule may stand in several branches.
+    return replace(contract, rules=tuple({rule.id: rule for rule in reversed(rules)}.values())[::-1])
 
 
 # ---------------------------------------------------------------- structure
@@ -112,22 +115,15 @@ def paths_in_type(declared: Type) -> Iterator[Path]:
                         yield part.path
 
 
-def sizes_in(tensor: TensorType) -> Iterator[Expr]:
-    """The expressions that stand as dimensions."""
-    for dim in tensor.dims or ():
-        if isinstance(dim, Size):
-            yield dim.expr
-        elif isinstance(dim, SizeOneOf):
-            yield from dim.options
-
-
 # ---------------------------------------------------------------- names
 
 
 def _check_parameters(contract: Contract) -> None:
-    for name in contract.parameters:
-        if name in KEYWORDS or name == "result":
-            raise contract.source.error(f"a parameter named {name!r} hides a word of the language")
+    reserved = {*KEYWORDS, "result"} & set(contract.parameters)
+    for clause in _flatten(contract.body, ()):
+        for node in ast.walk(clause.statement.node):
+            if isinstance(node, ast.Name) and node.id in reserved:
+                raise contract.source.error(f"{node.id!r} is a parameter here and a word of the language", node)
 
 
 def _symbols(contract: Contract) -> dict[str, SymbolKind]:
@@ -155,7 +151,7 @@ def _symbols(contract: Contract) -> dict[str, SymbolKind]:
             for dtype in tensor.dtypes:
                 if isinstance(dtype, DtypeSymbol):
                     add(dtype.name, "dtype", node)
-            for expr in sizes_in(tensor):
+            for expr in tensor.sizes:
                 for name, place in names_in(expr.node).items():
                     add(name, "size", place)
             for dim in tensor.dims or ():
@@ -170,6 +166,9 @@ def _symbols(contract: Contract) -> dict[str, SymbolKind]:
 def _expressions(statement: Leaf) -> Iterator[Expr]:
     if isinstance(statement, Assign | Require):
         yield statement.expr
+    if isinstance(statement, Declare):
+        for tensor in tensor_types(statement.type):
+            yield from tensor.sizes
     if isinstance(statement, Declare | Require):
         yield from (text for text in (statement.reason.because, statement.reason.hint) if text is not None)
 
@@ -188,7 +187,7 @@ def _check_names(clause: Clause, contract: Contract) -> None:
                 raise contract.source.error(
                     f"{path.root!r} is not a parameter of {contract.name}{suggestion(path.root, roots)}", statement.node
                 )
-    for expr in _expressions(statement):
+    for expr in (*_expressions(statement), *(condition.test for condition in clause.conditions)):
         _check_get(expr, contract)
 
 
@@ -289,30 +288,21 @@ def dtype_names(dtype: DtypeName | DtypeSet) -> frozenset[str]:
 # ---------------------------------------------------------------- binding
 
 
-@dataclass(frozen=True)
-class Binder:
-    """A place that tells a symbol's value: directly (`solved` false) or by turning an expression round."""
-
-    symbol: str
-    clause: Clause
-    solved: bool
-
-
-def binders(contract: Contract) -> list[Binder]:
-    """Every place that binds a symbol directly, by symbol and clause."""
-    found: list[Binder] = []
+def binders(contract: Contract) -> list[tuple[str, Clause]]:
+    """Every symbol with each clause that shows its value directly."""
+    found: list[tuple[str, Clause]] = []
     for clause in contract.clauses:
-        if not isinstance(clause.statement, Declare):
-            continue
-        for tensor in tensor_types(clause.statement.type):
-            names = [expr.symbol for dim in tensor.dims or () if isinstance(dim, Size) for expr in [dim.expr]]
-            names += [dim.name for dim in tensor.dims or () if isinstance(dim, Rest)]
-            if len(tensor.dtypes) == 1 and isinstance(tensor.dtypes[0], DtypeSymbol):
-                names.append(tensor.dtypes[0].name)
-            if tensor.devices and len(tensor.devices) == 1 and isinstance(tensor.devices[0], DeviceSymbol):
-                names.append(tensor.devices[0].name)
-            found += [Binder(name, clause, False) for name in names if name is not None and name in contract.symbols]
+        if isinstance(clause.statement, Declare):
+            for tensor in tensor_types(clause.statement.type):
+                found += [(symbol, clause) for symbol in bound_symbols(tensor, contract)]
     return found
+
+
+def bound_symbols(tensor: TensorType, contract: Contract) -> Iterator[str]:
+    """The symbols that a tensor of this type shows directly."""
+    for name in (*map(dim_symbol, tensor.dims or ()), tensor.dtype_symbol, tensor.device_symbol):
+        if name is not None and name in contract.symbols:
+            yield name
 
 
 def solvable(contract: Contract) -> list[tuple[Expr, Clause]]:
@@ -328,7 +318,7 @@ def solvable(contract: Contract) -> list[tuple[Expr, Clause]]:
 
 
 def _check_binders(contract: Contract) -> None:
-    known = {binder.symbol for binder in binders(contract)}
+    known = {symbol for symbol, _ in binders(contract)}
     grown = True
     while grown:
         grown = False
@@ -374,7 +364,7 @@ def _classified(contract: Contract) -> tuple[Clause, ...]:
         changed = False
         costs, late = _name_properties(contract, clauses, bound_by)
         for index, clause in enumerate(clauses):
-            names, functions = _reads(clause)
+            names, functions = _reads(clause, contract.symbols)
             costly = any(FUNCTIONS[f].cost_class == "B" for f in functions) or any(costs.get(n) == "B" for n in names)
             after = "result" in names or any(late.get(name, False) for name in names)
             cost_class: CostClass = "B" if costly else clause.cost_class
@@ -385,16 +375,16 @@ def _classified(contract: Contract) -> tuple[Clause, ...]:
 
 
 def _name_properties(
-    contract: Contract, clauses: list[Clause], bound_by: list[Binder]
+    contract: Contract, clauses: list[Clause], bound_by: list[tuple[str, Clause]]
 ) -> tuple[dict[str, CostClass], dict[str, bool]]:
     """For each symbol and assigned name: the class and time of the cheapest and earliest place that gives it."""
     current = dict(zip((id(c.statement) for c in contract.clauses), clauses, strict=True))
     givers: dict[str, list[Clause]] = {}
-    for binder in bound_by:
-        givers.setdefault(binder.symbol, []).append(current[id(binder.clause.statement)])
+    for symbol, clause in bound_by:
+        givers.setdefault(symbol, []).append(current[id(clause.statement)])
     for expr, clause in solvable(contract):
         for name in names_in(expr.node):
-            if name in contract.symbols and name not in {b.symbol for b in bound_by}:
+            if name in contract.symbols and name not in {symbol for symbol, _ in bound_by}:
                 givers.setdefault(name, []).append(current[id(clause.statement)])
     for clause in clauses:
         if isinstance(clause.statement, Assign):
@@ -407,13 +397,20 @@ def _name_properties(
     return costs, late
 
 
-def _reads(clause: Clause) -> tuple[set[str], set[str]]:
+def _reads(clause: Clause, symbols: Container[str]) -> tuple[set[str], set[str]]:
     """The names and functions that decide a clause's verdict (its hint and reason do not)."""
     exprs = [condition.test.node for condition in clause.conditions]
     names: set[str] = set()
     if isinstance(clause.statement, Declare):
         names.add(clause.statement.path.root)
         names |= {path.root for path in paths_in_type(clause.statement.type)}
+        for tensor in tensor_types(clause.statement.type):
+            # A bare symbol is told here, not read; everything else in a size is read.
+            exprs += [expr.node for expr in tensor.sizes if expr.symbol not in symbols]
+            if len(tensor.dtypes) > 1:
+                names |= {dtype.name for dtype in tensor.dtypes if isinstance(dtype, DtypeSymbol)}
+            if len(tensor.devices or ()) > 1:
+                names |= {device.name for device in tensor.devices or () if isinstance(device, DeviceSymbol)}
     else:
         exprs.append(clause.statement.expr.node)
     functions: set[str] = set()
@@ -421,9 +418,6 @@ def _reads(clause: Clause) -> tuple[set[str], set[str]]:
         names |= set(names_in(node))
         functions |= set(calls_in(node))
     return names, functions
-
-
-ASPECTS = ("type", "dtype", "shape", "device")
 
 
 def _rules(clause: Clause) -> Iterator[Rule]:
@@ -434,9 +428,22 @@ def _rules(clause: Clause) -> Iterator[Rule]:
         case Assign():
             yield Rule(ast.unparse(statement.node), clause.cost_class, True, statement)
         case Declare():
-            for path, _ in declared_paths(statement.path, statement.type):
-                for aspect in ASPECTS:
+            for path, declared in declared_paths(statement.path, statement.type):
+                for aspect in _aspects(declared):
                     yield Rule(f"{path}.{aspect}", clause.cost_class, statement.reason.certain, statement)
+
+
+def _aspects(declared: Type) -> Iterator[str]:
+    """What can be wrong with a declared value: its type; of a tensor, also what the type says of it."""
+    yield "type"
+    tensors = [a for a in declared.alternatives if isinstance(a, TensorType)]
+    likes = any(isinstance(a, Like) for a in declared.alternatives)
+    if likes or any(DtypeSet("any") not in tensor.dtypes for tensor in tensors):
+        yield "dtype"
+    if likes or any(tensor.dims is not None for tensor in tensors):
+        yield "shape"
+    if likes or any(tensor.devices is not None for tensor in tensors):
+        yield "device"
 
 
 def declared_paths(path: Path, declared: Type) -> Iterator[tuple[Path, Type]]:
@@ -445,7 +452,7 @@ def declared_paths(path: Path, declared: Type) -> Iterator[tuple[Path, Type]]:
     for alternative in declared.alternatives:
         if isinstance(alternative, TupleType):
             for index, item in enumerate(alternative.items):
-                yield from declared_paths(Path(path.root, (*path.steps, (index,))), item)
+                yield from declared_paths(path.item(index), item)
 
 
 def _check_repeated(rules: tuple[Rule, ...], contract: Contract) -> None:

@@ -88,11 +88,6 @@ FUNCTIONS: dict[str, Function] = {
             "broadcasts", "A", (("shape", "shape"), ("target", "shape")),
             "the shape broadcasts to the target without making it larger",
         ),
-        Function(
-            "embedding_rows", "A", (("model", "owner"),),
-            "the rows of the table in which a Transformers model's own forward looks up token ids; does not apply to "
-            "a model of which that is not known for certain",
-        ),
         Function("finite", "B", (("x", "tensor"),), "no element is NaN or infinite; holds for an empty tensor"),
         Function(
             "within", "B", (("x", "tensor"), ("low", "number"), ("high", "number"), ("allow", "object")),
@@ -104,6 +99,12 @@ FUNCTIONS: dict[str, Function] = {
         Function("highest", "B", (("x", "tensor"),), "the largest element; does not apply to an empty tensor"),
     )
 }  # fmt: skip
+
+
+def declare(function: Function) -> None:
+    """Add a function to the language: what an integration can read that the language cannot."""
+    FUNCTIONS[function.name] = function
+
 
 # Words with a meaning of their own; no parameter, symbol or assigned name can be spelt so.
 KEYWORDS = frozenset({"require", "why", "like", "optional", "returns"})

@@ -5,6 +5,7 @@ Nothing here looks at the order of statements: sightings are collected again and
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from llm_op_guard.contract.model import (
     Clause,
     Contract,
     Declare,
-    DeviceSymbol,
     Dim,
     DtypeOf,
     DtypeSymbol,
@@ -26,12 +26,12 @@ from llm_op_guard.contract.model import (
     LiteralType,
     NoneType,
     Path,
-    Rest,
     ScalarType,
     Size,
     TensorType,
     TupleType,
     Type,
+    dim_symbol,
 )
 from llm_op_guard.contract.solve import inverse
 from llm_op_guard.guard import functions
@@ -53,8 +53,9 @@ class Observation:
 class Bindings:
     """The symbols and assigned names of one call, and where each was seen.
 
-    `known` are the values that assigned names had before the call. After `collect`: `values` evaluates expressions,
-    `observations` are all sightings, `unsolvable` says which dimension expressions no whole number solves, and why.
+    `known` are the values that assigned names and symbols had before the call. After `collect`: `values` evaluates
+    expressions, `observations` are all sightings, `unsolvable` says which dimension expressions no whole number
+    solves, and why.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Bindings:
         self.clauses = clauses
         self.values = Values(arguments)
         self.known = {name: value for name, value in known.items() if name in contract.assigned}
+        self.symbols_at_entry = {name: value for name, value in known.items() if name in contract.symbols}
         self.observations: list[Observation] = []
         self.unsolvable: dict[tuple[str, str], str] = {}
 
@@ -73,11 +75,14 @@ class Bindings:
         solved: list[Observation] = []
         for _ in range(3 * (len(self.clauses) + len(self.contract.symbols)) + 5):
             before = (dict(self.values.symbols), dict(self.values.assigned))
-            self.observations = [*self._sightings(), *solved]
+            # By signature, not by statement: which of two is believed must not depend on the order of statements.
+            self.observations = sorted([*self._sightings(), *solved], key=self._by_signature)
             self.values.symbols = {
                 name: _reference([o for o in self.observations if o.symbol == name])
                 for name in dict.fromkeys(o.symbol for o in self.observations)
             }
+            # The call may have changed its arguments in place: what was seen before it counts.
+            self.values.symbols |= self.symbols_at_entry
             self._assign()
             if _same(before, (self.values.symbols, self.values.assigned)):
                 found = list(self._solutions())
@@ -88,7 +93,8 @@ class Bindings:
     def seen_at(self, symbol: str) -> tuple[str, ...]:
         """The places where a symbol had the value that it is taken to have."""
         value = self.values.symbols[symbol]
-        return tuple(dict.fromkeys(o.where for o in self.observations if o.symbol == symbol and o.value == value))
+        places = dict.fromkeys(o.where for o in self.observations if o.symbol == symbol and o.value == value)
+        return tuple(places) or (("before the call",) if symbol in self.symbols_at_entry else ())
 
     def unknown_in(self, expr: Expr) -> list[str]:
         """The symbols of an expression that have no value."""
@@ -101,6 +107,11 @@ class Bindings:
                 for path, tensor, value in self._tensors_in(clause.statement.path, clause.statement.type):
                     yield clause.statement, path, tensor, value
 
+    def _by_signature(self, observation: Observation) -> tuple[int, str]:
+        root = re.split(r"[.\[]", observation.where, maxsplit=1)[0]
+        parameters = self.contract.parameters
+        return (parameters.index(root) if root in parameters else len(parameters), observation.where)
+
     def _tensors_in(self, path: Path, declared: Type) -> Iterator[tuple[Path, TensorType, Any]]:
         try:
             value = self.values.path(path)
@@ -109,7 +120,7 @@ class Bindings:
         match committed(declared, value):
             case TupleType(items=items):
                 for index, item in enumerate(items):
-                    yield from self._tensors_in(Path(path.root, (*path.steps, (index,))), item)
+                    yield from self._tensors_in(path.item(index), item)
             case TensorType() as tensor if is_tensor(value) and tensor.accepts_rank(len(value.shape)):
                 yield path, tensor, value
 
@@ -117,14 +128,14 @@ class Bindings:
         for statement, path, tensor, value in self._tensors():
             certain = statement.reason.certain
             for dim, axis, observed in aligned(tensor, value.shape):
-                name = dim.expr.symbol if isinstance(dim, Size) else dim.name if isinstance(dim, Rest) else None
-                if name in self.contract.symbols:
+                name = dim_symbol(dim)
+                if name is not None and name in self.contract.symbols:
                     where = f"{path}.shape[{axis}]" if isinstance(dim, Size) else f"{path}.shape"
                     yield Observation(name, observed, where, str(path), certain)
-            if len(tensor.dtypes) == 1 and isinstance(tensor.dtypes[0], DtypeSymbol):
-                yield Observation(tensor.dtypes[0].name, value.dtype, f"{path}.dtype", str(path), certain)
-            if tensor.devices and len(tensor.devices) == 1 and isinstance(tensor.devices[0], DeviceSymbol):
-                yield Observation(tensor.devices[0].name, value.device, f"{path}.device", str(path), certain)
+            if tensor.dtype_symbol is not None:
+                yield Observation(tensor.dtype_symbol, value.dtype, f"{path}.dtype", str(path), certain)
+            if tensor.device_symbol is not None:
+                yield Observation(tensor.device_symbol, value.device, f"{path}.device", str(path), certain)
 
     def _solutions(self) -> Iterator[Observation]:
         """Turn round every dimension expression whose one unknown nothing else has told."""
@@ -150,7 +161,7 @@ class Bindings:
             return None
         for step in steps:
             operand = None if step.operand is None else self.values.value_of(step.operand)
-            observed = functions.undo(observed, step, operand)
+            observed = functions.undo(step.undo, observed, operand)
         return observed
 
     def _assign(self) -> None:
@@ -165,8 +176,8 @@ class Bindings:
             except (*INAPPLICABLE, Broken):
                 continue
             parts = [value] if len(names) == 1 else list(value) if is_a(value, tuple | list) else []
-            if len(parts) == len(names) and not any(part is None for part in parts):
-                self.values.assigned.update(zip(names, parts, strict=True))
+            if len(parts) == len(names):
+                self.values.assigned.update((n, p) for n, p in zip(names, parts, strict=True) if p is not None)
 
     def _applies(self, clause: Clause) -> bool:
         for condition in clause.conditions:

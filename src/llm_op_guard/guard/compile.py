@@ -5,9 +5,12 @@ The source is registered with `linecache`, so that a debugger or a traceback can
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import itertools
 import linecache
-from types import FunctionType
+import weakref
+from types import CodeType, FunctionType
 from typing import Any, cast
 
 from llm_op_guard.contract.vocabulary import DTYPE_NAMES
@@ -24,14 +27,26 @@ def compile_function(source: str, name: str, label: str, namespace: dict[str, An
     `label` is what a traceback shows in place of a file: `<llm-op-guard LABEL #1>`.
     """
     filename = f"<llm-op-guard {label} #{next(_serial)}>"
+    exec(compile(source, filename, "exec"), namespace)  # noqa: S102 - the one place; sources come from our generators
+    function = cast(FunctionType, namespace[name])
+    keep_source(function.__code__, source)
+    return function
+
+
+def keep_source(code: CodeType, source: str) -> None:
+    """Show `source` for the lines of `code` in tracebacks and debuggers, for as long as `code` lives."""
+    filename = code.co_filename
     # No mtime: linecache.checkcache leaves such an entry alone.
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    exec(compile(source, filename, "exec"), namespace)  # noqa: S102 - the one place; sources come from our generators
-    return cast(FunctionType, namespace[name])
+    weakref.finalize(code, linecache.cache.pop, filename, None)
 
 
 def compile_check(source: CheckSource, label: str, hooks: dict[str, Any]) -> FunctionType:
     """The function for a check's source. `hooks` are what it calls when it does not come to a plain yes."""
+    if "_Tensor" in source.text:
+        # A guard may be made before its program imports torch; a contract with tensors in it needs the real class.
+        with contextlib.suppress(ImportError):
+            importlib.import_module("torch")
     namespace: dict[str, Any] = {
         **_NAMESPACE,
         **{f"_fn_{name}": implementation for name, implementation in functions.IMPLEMENTATIONS.items()},
@@ -58,10 +73,11 @@ _NAMESPACE: dict[str, Any] = {
     "_present": reading.present,
     "_snapshot": reading.snapshot,
     "_tensor_at": reading.tensor_at,
+    "_whole": reading.whole,
     "_divide": functions.divide,
     "_floor_divide": functions.floor_divide,
     "_modulo": functions.modulo,
     "_multiply": functions.multiply,
     "_power": functions.power,
-    "_whole": functions.whole,
+    "_undo": functions.undo,
 }

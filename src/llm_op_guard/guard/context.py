@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
-from llm_op_guard.contract.model import Contract, Declare
+from llm_op_guard.contract.model import Contract, Declare, Path
 from llm_op_guard.contract.validate import declared_paths
 from llm_op_guard.guard.reading import UNSET, is_a, is_tensor, optional_attribute, path_value
+from llm_op_guard.guard.reads import reads_of
 from llm_op_guard.guard.violation import CallSite, TensorMetadata
 
 # Frames of these modules stand between the caller and the operator and say nothing about either.
@@ -23,6 +25,8 @@ _WRAPPERS = (
     "transformers.modeling_layers",
 )
 _MOST_TENSORS = 24
+# What the wrappers in `install` are compiled as.
+WRAPPER_FILES = "<llm-op-guard around "
 
 
 def call_site() -> CallSite | None:
@@ -55,35 +59,66 @@ def _site(frame: FrameType) -> CallSite:
     )
 
 
+def all_arguments(known: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of the guarded call in the order of its signature, those too that its contract does not mention.
+
+    `known` are those that the check was given; the others stand in the frame of the wrapper that called it.
+    """
+    try:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and not frame.f_code.co_filename.startswith(WRAPPER_FILES):
+            frame = frame.f_back
+        if frame is None:
+            return dict(known)
+        code = frame.f_code
+        count = code.co_argcount + code.co_kwonlyargcount
+        count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+        found = {name: frame.f_locals[name] for name in code.co_varnames[:count] if name in frame.f_locals}
+        return {**found, **known}
+    except Exception:
+        return dict(known)
+
+
 def tensor_metadata(contract: Contract, arguments: Mapping[str, Any]) -> tuple[TensorMetadata, ...]:
     """Shape, dtype and device of every tensor argument, of those inside containers, and of declared attributes."""
     found: dict[str, TensorMetadata] = {}
-    for name, value in _tensors(contract, arguments):
-        if name not in found and len(found) < _MOST_TENSORS:
-            try:
-                found[name] = TensorMetadata(
-                    name, str(value.dtype).removeprefix("torch."), _sizes(value), str(value.device)
-                )
-            except Exception:
-                found[name] = TensorMetadata(name, "unreadable", (), "unknown")
+    try:
+        for name, value in _tensors(contract, arguments):
+            if name not in found and len(found) < _MOST_TENSORS:
+                found[name] = _metadata(name, value)
+    except Exception:  # an argument that does not even let itself be looked through
+        return tuple(found.values())
     return tuple(found.values())
 
 
-def _sizes(value: Any) -> tuple[int, ...]:
-    return tuple(int(size) for size in value.shape)
+def _metadata(name: str, value: Any) -> TensorMetadata:
+    try:
+        shape = tuple(int(size) for size in value.shape)
+        return TensorMetadata(name, str(value.dtype).removeprefix("torch."), shape, str(value.device))
+    except Exception:
+        return TensorMetadata(name, "unreadable", (), "unknown")
 
 
 def _tensors(contract: Contract, arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    named = [(str(path), path_value(arguments[path.root], *path.steps)) for path in _paths(contract, arguments)]
+    seen = [value for _, value in named]
     for name, value in arguments.items():
         if is_tensor(value):
             yield name, value
-        elif is_a(value, tuple | list):
-            yield from ((f"{name}[{i}]", part) for i, part in enumerate(value[:_MOST_TENSORS]) if is_tensor(part))
-        elif type(value) is dict:
-            yield from ((f"{name}[{key!r}]", part) for key, part in value.items() if is_tensor(part))
+        elif is_a(value, tuple | list | dict):
+            # By position: a key may be anything, user text too. Those that the contract names come below.
+            parts = list(value.values() if is_a(value, dict) else value)[:_MOST_TENSORS]
+            for index, part in enumerate(parts):
+                if is_tensor(part) and not any(part is other for other in seen):
+                    yield f"{name}[item {index}]", part
+    yield from ((name, value) for name, value in named if is_tensor(value))
+
+
+def _paths(contract: Contract, arguments: Mapping[str, Any]) -> Iterator[Path]:
+    """The paths of more than a name that a contract declares or reads."""
     for clause in contract.clauses:
-        if isinstance(clause.statement, Declare) and clause.statement.path.root in arguments:
-            for path, _ in declared_paths(clause.statement.path, clause.statement.type):
-                value = path_value(arguments[path.root], *path.steps)
-                if path.steps and is_tensor(value):
-                    yield str(path), value
+        if isinstance(clause.statement, Declare):
+            found = [path for path, _ in declared_paths(clause.statement.path, clause.statement.type)]
+        else:
+            found = [read.path for read in reads_of(clause.statement.expr.node, contract)]
+        yield from (path for path in found if path.steps and path.root in arguments)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from llm_op_guard.contract.model import Path
+from llm_op_guard.contract.model import Like, Path
 from llm_op_guard.guard.expression_source import ExpressionWriter, Names
 from llm_op_guard.guard.plan import Given, Plan, Step, never_both, sure
 
@@ -24,6 +24,12 @@ class Draft:
         self.maybe: set[str] = set(plan.known)
         self.decided: set[str] = set()
         self.doubts = False
+        self._models = {
+            alternative.path
+            for step in plan.steps
+            for alternative in (step.type.alternatives if step.type is not None else ())
+            if isinstance(alternative, Like)
+        }
 
     def writer(self, step: Step) -> ExpressionWriter:
         """What writes the expressions of a step."""
@@ -53,6 +59,18 @@ class Draft:
         yield "except _inapplicable:"
         yield "    pass"
 
+    def keeps_aspects(self, step: Step) -> bool:
+        """Whether dtype, shape and device of what a step declares are read once and kept for another to be like."""
+        alternatives = step.type.alternatives if step.type is not None else ()
+        return step.path in self._models and step.certain and len(alternatives) == 1
+
+    def has_aspects(self, path: Path, given: tuple[Given, ...]) -> bool:
+        """Whether a step that keeps them has run wherever these facts hold."""
+        return any(
+            step.kind == "match" and step.path == path and self.keeps_aspects(step) and set(step.given) <= set(given)
+            for step in self.done
+        )
+
     def sure(self, name: str, given: tuple[Given, ...]) -> bool:
         """Whether a name has a value for certain wherever these facts hold."""
         return sure(name, given, self.done, set(self.plan.known) if self.plan.after_call else set())
@@ -73,6 +91,11 @@ def path_of_step(step: Step) -> Path:
 def steps_source(path: Path) -> str:
     """The steps of a path as further arguments of a call."""
     return "".join(f", {step!r}" for step in path.steps)
+
+
+def comment(text: str) -> str:
+    """A comment of one line, whatever the text: contracts come from outside, and this is code that is run."""
+    return "# " + "".join(c if c.isprintable() else " " for c in text)
 
 
 def indented(lines: Iterable[str]) -> Iterator[str]:

@@ -17,6 +17,8 @@ from llm_op_guard.guard.reading import (
     Broken,
     NotApplicable,
     attribute,
+    is_a,
+    is_integer,
     is_tensor,
     item,
     path_value,
@@ -164,9 +166,8 @@ class Values:
                 return present(root, *path.steps)
             value = path_value(root, *path.steps)
             return self._value(node.args[1]) if value is UNSET or value is None else plain(value)
-        return functions.IMPLEMENTATIONS[name](
-            *self.call_arguments(name, node)[0], **self.call_arguments(name, node)[1]
-        )
+        given, keywords = self.call_arguments(name, node)
+        return functions.IMPLEMENTATIONS[name](*given, **keywords)
 
     def call_arguments(self, name: str, node: ast.Call) -> tuple[list[Any], dict[str, Any]]:
         """The arguments of a function call, tensors as they are and everything else plain."""
@@ -197,8 +198,10 @@ def text_of(values: Values, expr: Expr | None) -> str | None:
 @cache
 def dtypes_named(name: str) -> Any:
     """The dtype that a name stands for, or the frozenset that a set stands for."""
-    import torch  # noqa: PLC0415 - only reached where a tensor's dtype is at hand
-
+    try:
+        import torch  # noqa: PLC0415 - the user's, if there is one
+    except ImportError:
+        return None if name in DTYPE_NAMES else frozenset()
     if name in DTYPE_NAMES:
         return getattr(torch, name, None)
     return frozenset(
@@ -214,7 +217,7 @@ def dtype_values(dtype: DtypeName | DtypeSet) -> Any:
 
 def show(value: Any) -> str:
     """A value for a message: sizes, dtypes, devices and numbers; texts and objects only by kind."""
-    if isinstance(value, str):
+    if is_a(value, str):
         return f"a text of {len(value)} characters"
     if isinstance(value, tuple):
         return f"({', '.join(show(part) for part in value)}{',' if len(value) == 1 else ''})"
@@ -222,5 +225,7 @@ def show(value: Any) -> str:
         return str(value)
     if is_tensor(value):
         return "a tensor"
+    if is_integer(value):
+        return str(value.__index__())
     name = str(value) if type(value).__module__ == "torch" else type(value).__name__
     return name.removeprefix("torch.")

@@ -40,7 +40,7 @@ from llm_op_guard.contract.model import (
 from llm_op_guard.guard.bind import Bindings, aligned, committed, dtype_fits, fits
 from llm_op_guard.guard.describe import describe_rule
 from llm_op_guard.guard.evaluate import dtype_values, show, text_of
-from llm_op_guard.guard.reading import INAPPLICABLE, Broken, NotApplicable, Snapshot, is_a, is_tensor
+from llm_op_guard.guard.reading import INAPPLICABLE, Broken, NotApplicable, Snapshot, is_a, is_integer, is_tensor
 from llm_op_guard.guard.reads import Read, reads_of
 from llm_op_guard.guard.violation import Binding, Violation
 
@@ -58,11 +58,11 @@ class _Fault:
     expected: str
     names: set[str]
     aspect: str | None = None
+    is_test: bool = False
 
     @property
     def certain(self) -> bool:
-        statement = self.clause.statement
-        return isinstance(statement, Assign) or statement.reason.certain
+        return self.is_test or self.clause.certain
 
 
 def explain(
@@ -96,19 +96,21 @@ class _Explanation:
         self.contract = contract
         self.at_entry = at_entry
         self.after_call = after_call
-        self.clauses = [
+        self.judged = classes
+        # Symbols are told by class A statements whether or not their own rules are judged.
+        clauses = [
             clause
             for clause in contract.clauses
-            if clause.cost_class in classes and (after_call or not clause.after_call)
+            if clause.cost_class in {"A", *classes} and (after_call or not clause.after_call)
         ]
-        self.bindings = Bindings(contract, self.clauses, arguments, known)
+        self.bindings = Bindings(contract, clauses, arguments, known)
         self.values = self.bindings.values
         self.faults: list[_Fault] = []
 
     def violations(self) -> list[Violation]:
         self.bindings.collect()
-        for clause in self.clauses:
-            if clause.after_call == self.after_call:
+        for clause in self.bindings.clauses:
+            if clause.after_call == self.after_call and clause.cost_class in self.judged:
                 self._judge(clause)
         return [self._violation(fault) for fault in self._without_consequences()]
 
@@ -128,7 +130,7 @@ class _Explanation:
             except INAPPLICABLE:
                 return
             except Broken as broken:
-                self._fault(clause, f"if {condition.test.text}", None, str(broken), condition.test.text, condition.test)
+                self._broken_test(clause, condition.test, str(broken))
                 return
             if not taken:
                 return
@@ -149,6 +151,13 @@ class _Explanation:
                 except Broken as broken:
                     rule_id = ast.unparse(clause.statement.node)
                     self._fault(clause, rule_id, names[0], str(broken), f"a value for {expr.text}", expr)
+
+    def _broken_test(self, clause: Clause, test: Expr, broken: str) -> None:
+        rule_id = f"if {test.text}"
+        if all(fault.rule_id != rule_id for fault in self.faults):  # once, not for every statement in the branch
+            fault = _Fault(clause, rule_id, self._argument_of(test), broken, test.text, set(names_in(test.node)))
+            fault.is_test = True
+            self.faults.append(fault)
 
     def _judge_rule(self, clause: Clause, rule: Require) -> None:
         try:
@@ -172,7 +181,7 @@ class _Explanation:
                 self._judge_like(clause, path, other, value)
             case TupleType(items=items):
                 for index, item in enumerate(items):
-                    self._judge_type(clause, Path(path.root, (*path.steps, (index,))), item, value[index])
+                    self._judge_type(clause, path.item(index), item, value[index])
             case TensorType():
                 self._judge_dtype(clause, path, chosen, value)
                 self._judge_sizes(clause, path, chosen, value)
@@ -294,9 +303,9 @@ class _Explanation:
                 return None if tuple(observed) == tuple(wanted) else f"{other}.shape = {show(tuple(wanted))}"
             case Size(expr=expr):
                 return self._wrong_value(expr, observed, where)
-            case SizeOneOf(options=options):
+            case SizeOneOf():
                 wrong: list[str] = []
-                for option in sorted(options, key=lambda option: not isinstance(option.node, ast.Constant)):
+                for option in dim.in_order:
                     text = self._wrong_value(option, observed, where)
                     if text is None:
                         return None
@@ -312,6 +321,8 @@ class _Explanation:
             wanted = self.values.evaluate(expr)
         except Broken as broken:
             return f"{expr.text} ({broken})"
+        if not is_integer(wanted):
+            raise NotApplicable  # a size that is given by an argument which is no number
         if observed == wanted:
             return None
         return expr.text if isinstance(expr.node, ast.Constant) else f"{expr.text} = {show(wanted)}"
@@ -381,6 +392,8 @@ class _Explanation:
 
     def _reads(self, fault: _Fault) -> list[Read]:
         statement = fault.clause.statement
+        if fault.is_test:
+            return []
         if isinstance(statement, Require):
             return reads_of(statement.expr.node, self.contract)
         if isinstance(statement, Declare) and fault.aspect is not None:
@@ -390,7 +403,7 @@ class _Explanation:
 
     def _violation(self, fault: _Fault) -> Violation:
         statement = fault.clause.statement
-        reason = None if isinstance(statement, Assign) else statement.reason
+        reason = None if isinstance(statement, Assign) or fault.is_test else statement.reason
         bindings = [
             Binding(name, show(self.values.symbols[name]), self.bindings.seen_at(name))
             for name in self.contract.symbols
@@ -409,7 +422,7 @@ class _Explanation:
             hint=text_of(self.values, reason.hint) if reason else None,
             contract_id=self.contract.id,
             contract_hash=self.contract.hash,
-            error=statement.error if isinstance(statement, Require) else None,
+            error=statement.error if isinstance(statement, Require) and not fault.is_test else None,
         )
 
 

@@ -6,6 +6,7 @@ import ast
 import re
 from typing import Literal
 
+from llm_op_guard.contract.expressions import names_in
 from llm_op_guard.contract.model import (
     Dtype,
     DtypeName,
@@ -49,7 +50,7 @@ class Names:
         for name in own:
             # Names that begin with an underscore are those of the check's namespace.
             clashes = name in _BUILTINS or name.startswith("_")
-            self._given[f"own {name}"] = self._local(f"own {name}", f"{name.lstrip('_')}_") if clashes else name
+            self._given[f"own {name}"] = self._local(f"own {name}", f"p{name}_") if clashes else name
         self.dtype_sets: dict[str, tuple[DtypeName | DtypeSet, ...]] = {}
 
     def _local(self, key: str, wish: str) -> str:
@@ -85,6 +86,10 @@ class Names:
         """Where a tensor is kept that another is compared with."""
         return self._local(f"model {path}", f"{_slug(str(path))}_model")
 
+    def aspect(self, path: Path, aspect: str) -> str:
+        """Where the dtype, shape or device of a tensor is kept that another must be like."""
+        return self._local(f"{aspect} {path}", f"{_slug(str(path))}_{aspect}")
+
     def case(self, fact: str) -> str:
         """Where the outcome of a branch test is kept."""
         return self._local(f"case {fact}", fact)
@@ -116,24 +121,29 @@ class ExpressionWriter:
         self.hoisted: list[str] = []
         self.lazy = False
         self._present: set[Path] = set()
+        self._tested: set[Path] = set()
 
     # ------------------------------------------------------------ what is known here
 
     def is_tensor(self, path: Path) -> bool:
         """Whether a path is a tensor for certain wherever this step runs."""
-        return any(isinstance(a, TensorType | Like) for a in self._committed(path))
+        possible = self._committed(path)
+        return path in self._tested or (bool(possible) and all(isinstance(a, TensorType | Like) for a in possible))
 
     def _is_number(self, name: str) -> bool:
-        return any(isinstance(a, ScalarType) and a.text in ("int", "float") for a in self._committed(Path(name)))
+        possible = self._committed(Path(name))
+        return bool(possible) and all(isinstance(a, ScalarType) and a.text in ("int", "float") for a in possible)
 
     def _rank(self, path: Path) -> int | None:
-        for alternative in self._committed(path):
-            if isinstance(alternative, TensorType) and alternative.dims is not None and alternative.rest_index is None:
-                return len(alternative.dims)
-        return None
+        """The rank of a path, where all that it can be here has one and the same."""
+        ranks = {
+            len(a.dims) if isinstance(a, TensorType) and a.dims is not None and a.rest_index is None else None
+            for a in self._committed(path)
+        }
+        return ranks.pop() if len(ranks) == 1 else None
 
     def _committed(self, path: Path) -> list[object]:
-        """The alternatives that a path certainly has here."""
+        """The alternatives that a path can be here; it is one of them."""
         found: list[object] = []
         facts = {g.name: g.value for g in self.given}
         for step in self.done:
@@ -145,7 +155,7 @@ class ExpressionWriter:
             elif step.fact in facts:
                 found.append(step.type.alternatives[int(facts[step.fact])])
             elif path in self._present:
-                found += [a for a in step.type.alternatives if not isinstance(a, NoneType)][:1]
+                found += [a for a in step.type.alternatives if not isinstance(a, NoneType)]
         return found
 
     def _hoist_presence(self, node: ast.expr) -> None:
@@ -192,6 +202,47 @@ class ExpressionWriter:
         if not self.hoisted:
             self._hoist_presence(node)
         return self._value(node)[0]
+
+    def size(self, node: ast.expr) -> str:
+        """The source of an expression that a size is compared with; does not apply unless it is a whole number."""
+        self.prepare(node)
+        code, kind = self._value(node)
+        is_whole = kind == "number" and not any(
+            isinstance(part, ast.Constant) and isinstance(part.value, float) for part in ast.walk(node)
+        )
+        if is_whole and not any(self._is_number(name) for name in names_in(node)):
+            return code
+        self.fallible = True
+        return f"_whole({code})"
+
+    def conjunction(self, node: ast.expr) -> str:
+        """The source of a condition for which not to apply is as good as to be false.
+
+        In a chain of `and`, what is not a tensor can then be asked beforehand instead of being caught.
+        """
+        parts = node.values if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And) else [node]
+        codes: list[str] = []
+        for part in parts:
+            for name in self._tensors_read(part):
+                self._tested.add(Path(name))
+                codes.append(f"isinstance({self.names.own(name)}, _Tensor)")
+            self.prepare(part)
+            codes.append(atom(self._value(part)[0]) if len(parts) > 1 else self._value(part)[0])
+        return " and ".join(codes)
+
+    def _tensors_read(self, node: ast.expr) -> list[str]:
+        """Parameters of which a simple comparison reads a tensor's attribute, and that may be something else."""
+        if not isinstance(node, ast.Compare):
+            return []
+        return [
+            part.value.id
+            for part in ast.walk(node)
+            if isinstance(part, ast.Attribute)
+            and isinstance(part.value, ast.Name)
+            and part.attr in ("shape", "dtype", "device", "ndim")
+            and part.value.id in self.contract.parameters
+            and not self.is_tensor(Path(part.value.id))
+        ]
 
     def raw(self, node: ast.expr) -> str:
         """The source of an argument as it is."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from llm_op_guard.contract.solve import Step
+from llm_op_guard.contract.solve import Undo
 from llm_op_guard.guard.reading import Broken, NotApplicable, is_tensor, shape_of
 
 # Larger results stand for no size, bound or count, and could take all memory.
@@ -60,19 +60,21 @@ def power(a: Any, b: Any) -> Any:
     return a**b
 
 
-def undo(value: Any, step: Step, operand: Any) -> Any:
+def undo(operation: Undo, value: Any, operand: Any) -> Any:
     """One step from an observed size back to the unknown in a dimension expression.
 
     Raises NotApplicable where any value of the unknown would do (0 * D == 0), Broken where none does.
     """
-    match step.undo:
+    match operation:
         case "plus":
             return value + operand
         case "minus":
             return value - operand
         case "from":
             return operand - value
-        case "times":
+        case "times":  # of a division
+            if operand == 0:
+                raise Broken("it divides by zero")
             return value * operand
         case "negate":
             return -value

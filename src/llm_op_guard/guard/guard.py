@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import logging
-import sys
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
 from typing import Any, Protocol
 
 from llm_op_guard.contract.model import Contract, CostClass, Path, Require
-from llm_op_guard.errors import GuardError, GuardInternalWarning
+from llm_op_guard.errors import GuardError, GuardInternalWarning, GuardWarning
 from llm_op_guard.guard.compile import compile_check
 from llm_op_guard.guard.explain import explain
 from llm_op_guard.guard.plan import Plan, plan_check
-from llm_op_guard.guard.reading import Snapshot, is_symbolic
+from llm_op_guard.guard.reading import Snapshot, is_shapeless, is_tracing
 from llm_op_guard.guard.source import check_source
 from llm_op_guard.guard.violation import Violation
-from llm_op_guard.policy import Policy
+from llm_op_guard.policy import Action, Policy, current
 
 logger = logging.getLogger("llm_op_guard")
 
@@ -31,14 +29,15 @@ class Reporter(Protocol):
     def report(self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any]) -> GuardError | None:
         """Act on the violations of one call as the policy says; what is returned is raised."""
 
-    def repeated(self, guard: Guard, rule_ids: list[str]) -> None:
-        """Count suspect rules that have been warned about before."""
+    def repeated(self, guard: Guard, rule_ids: list[str]) -> bool:
+        """Whether all of these suspect rules have been told of before; counts them if so."""
 
 
 class Guard:
     """One contract at one site.
 
-    `parameters` are the guarded function's own, in order. `defaults` is the policy where nobody set one.
+    `operator` and `site` are what reports call it; `defaults` is the policy where nobody set one. `parameters` are
+    the arguments that its checks take, in order: the same for every choice of classes.
     """
 
     def __init__(
@@ -55,13 +54,10 @@ class Guard:
         self.operator = operator
         self.site = site
         self.defaults = defaults
-        self.warned: Counter[str] = Counter()
-        self._reporter = reporter
+        self.reporter = reporter
         self._tally = tally
-        before = plan_check(contract, _BOTH)
-        #: The arguments that the check takes, in order; the same for every choice of classes.
-        self.parameters: tuple[str, ...] = before.parameters if before is not None else ()
-        self._after = plan_check(contract, _BOTH, after_call=True)
+        whole = plan_check(contract, _BOTH)
+        self.parameters: tuple[str, ...] = whole.parameters if whole is not None else ()
         self._checks: dict[frozenset[CostClass], tuple[Callable[..., Any], Callable[..., None] | None]] = {}
         self._failed_inside = False
 
@@ -78,99 +74,33 @@ class Guard:
         # Class B rules use the symbols that class A statements bind, so A is always compiled in.
         wanted = frozenset({"A", *classes})
         if wanted not in self._checks:
-            before = self._compiled(self._plan(wanted, after_call=False))
-            after = self._compiled(self._plan(wanted, after_call=True))
-            self._checks[wanted] = (before or _nothing, after)
+            before = plan_check(self.contract, wanted)
+            after = plan_check(self.contract, wanted, after_call=True)
+            self._checks[wanted] = (
+                _nothing if before is None else self._compiled(before.with_parameters(self.parameters), wanted),
+                None if after is None else self._compiled(after, wanted),
+            )
         return self._checks[wanted]
 
     def source(self, classes: Iterable[CostClass]) -> str:
         """The generated source of the check before the call, to read."""
-        plan = self._plan(frozenset({"A", *classes}), after_call=False)
-        return check_source(plan).text if plan is not None else ""
+        plan = plan_check(self.contract, {"A", *classes})
+        return check_source(plan.with_parameters(self.parameters)).text if plan is not None else ""
 
-    def _plan(self, classes: frozenset[CostClass], *, after_call: bool) -> Plan | None:
-        plan = plan_check(self.contract, classes, after_call=after_call)
-        # A patch passes the same arguments to every choice of classes.
-        return plan if plan is None or after_call else plan.with_parameters(self.parameters)
-
-    def _compiled(self, plan: Plan | None) -> FunctionType | None:
-        if plan is None:
-            return None
+    def _compiled(self, plan: Plan, classes: frozenset[CostClass]) -> FunctionType:
+        outcome = _Outcome(self, plan, classes)
+        reason = (
+            f"a call of {self.operator} breaks its contract ({self.contract.id}); without fullgraph it is explained"
+        )
+        failed = outcome.failed_after if plan.after_call else outcome.failed
         hooks = {
-            "_failed": self._failed_after if plan.after_call else self._failed,
-            "_noticed": self._noticed_after if plan.after_call else self._noticed,
-            "_tracing": _tracing(),
-            "_tally": self._tally or (lambda: None),
+            "_failed": _untraced(failed, reason),
+            "_noticed": _untraced(outcome.noticed, reason),
+            "_tracing": is_tracing,
+            "_tally": self._tally or _nothing,
         }
         source = check_source(plan, counted=self._tally is not None)
         return compile_check(source, f"{self.operator}{' result' if plan.after_call else ''}", hooks)
-
-    # ------------------------------------------------------------ not a plain yes
-
-    def _failed(self, arguments: tuple[Any, ...]) -> GuardError | None:
-        return self._explain(dict(zip(self.parameters, arguments, strict=True)))
-
-    def _failed_after(self, handed: tuple[Any, tuple[Any, ...], tuple[Any, ...]]) -> GuardError | None:
-        result, state, arguments = handed
-        plan = self._after
-        assert plan is not None
-        known = dict(zip(plan.known, state, strict=False))
-        at_entry = dict(zip(plan.snapshots, state[len(plan.known) :], strict=False))
-        values = dict(zip(plan.parameters, arguments, strict=True))
-        return self._explain({**values, "result": result}, after_call=True, known=known, at_entry=at_entry)
-
-    def _noticed(self, doubts: list[int], arguments: tuple[Any, ...]) -> GuardError | None:
-        return None if self._told(doubts) else self._failed(arguments)
-
-    def _noticed_after(
-        self, doubts: list[int], handed: tuple[Any, tuple[Any, ...], tuple[Any, ...]]
-    ) -> GuardError | None:
-        return None if self._told(doubts) else self._failed_after(handed)
-
-    def _told(self, doubts: list[int]) -> bool:
-        """Whether every suspect statement among these has been warned about already; counts them if so.
-
-        Saves explaining the same doubt at every call.
-        """
-        ids = []
-        for doubt in doubts:
-            statement = self.contract.clauses[doubt].statement
-            if not isinstance(statement, Require) or not self.warned[statement.id]:
-                return False
-            ids.append(statement.id)
-        self.warned.update(ids)
-        self._reporter.repeated(self, ids)
-        return True
-
-    def _explain(
-        self,
-        arguments: Mapping[str, Any],
-        *,
-        after_call: bool = False,
-        known: Mapping[str, Any] | None = None,
-        at_entry: Mapping[Path, Snapshot | None] | None = None,
-    ) -> GuardError | None:
-        if any(is_symbolic(value) for value in arguments.values()):
-            return None  # a program is being traced with stand-ins that have no shape, dtype or device
-        try:
-            violations = explain(
-                self.contract,
-                arguments,
-                classes=self._explained_classes(),
-                after_call=after_call,
-                known={k: v for k, v in (known or {}).items() if v is not None},
-                at_entry=at_entry,
-            )
-            if not violations:
-                raise RuntimeError("the compiled check said no and explain found nothing")
-        except Exception as error:
-            self.fail_inside(error)
-            return None
-        return self._reporter.report(self, violations, arguments)
-
-    def _explained_classes(self) -> frozenset[CostClass]:
-        # The widest check compiled so far; the reporter drops what the policy of this call leaves out.
-        return frozenset().union(*self._checks) or frozenset({"A"})
 
     def fail_inside(self, error: Exception) -> None:
         """Say once that the guard itself failed; the call goes through."""
@@ -188,11 +118,81 @@ class Guard:
             logger.debug("warnings are errors here; the call goes through all the same")
 
 
+class _Outcome:
+    """What one compiled check calls when it does not come to a plain yes."""
+
+    def __init__(self, guard: Guard, plan: Plan, classes: frozenset[CostClass]) -> None:
+        self._guard = guard
+        self._plan = plan
+        self._classes = classes
+
+    def failed(self, arguments: tuple[Any, ...]) -> GuardError | None:
+        """The error to raise for a call with these arguments, if any."""
+        return self._explained(dict(zip(self._plan.parameters, arguments, strict=True)))
+
+    def failed_after(self, handed: tuple[Any, tuple[Any, ...], tuple[Any, ...]]) -> GuardError | None:
+        """The error to raise for a result: (result, state that the check before the call handed on, arguments)."""
+        result, state, arguments = handed
+        names, paths = self._plan.known, self._plan.snapshots
+        known = {name: value for name, value in zip(names, state, strict=False) if value is not None}
+        at_entry = dict(zip(paths, state[len(names) :], strict=False))
+        values = dict(zip(self._plan.parameters, arguments, strict=True))
+        return self._explained({**values, "result": result}, known=known, at_entry=at_entry)
+
+    def noticed(self, doubts: list[int], arguments: tuple[Any, ...]) -> GuardError | None:
+        """As `failed`, for broken suspect statements, given by number; saves explaining the same doubt every time."""
+        ids = []
+        for doubt in doubts:
+            statement = self._guard.contract.clauses[doubt].statement
+            # Which rule of a suspect declaration is broken only explain can tell.
+            ids.append(statement.id if isinstance(statement, Require) else None)
+        told = [rule_id for rule_id in ids if rule_id is not None]
+        if len(told) == len(ids) and self._guard.reporter.repeated(self._guard, told):
+            return None
+        return self.failed_after(arguments) if self._plan.after_call else self.failed(arguments)
+
+    def _explained(
+        self,
+        arguments: Mapping[str, Any],
+        *,
+        known: Mapping[str, Any] | None = None,
+        at_entry: Mapping[Path, Snapshot | None] | None = None,
+    ) -> GuardError | None:
+        if any(is_shapeless(value) for value in arguments.values()):
+            return None
+        guard = self._guard
+        try:
+            effective = current(guard.defaults)
+            judged = frozenset(c for c in self._classes if effective.action(c) is not Action.OFF)
+            violations = explain(
+                guard.contract,
+                arguments,
+                classes=judged,
+                after_call=self._plan.after_call,
+                known=known,
+                at_entry=at_entry,
+            )
+            if violations:
+                return guard.reporter.report(guard, violations, arguments)
+            if judged == self._classes:
+                raise RuntimeError("the compiled check said no and explain found nothing")
+        except GuardWarning:
+            raise  # warnings are errors here, and this one is the user's
+        except Exception as error:
+            guard.fail_inside(error)
+        return None
+
+
 def _nothing(*_: Any) -> None:
     return None
 
 
-def _tracing() -> Callable[[], bool]:
-    """What tells whether a program is traced at the moment; Dynamo folds it to True while it compiles."""
-    torch = sys.modules.get("torch")
-    return torch.compiler.is_compiling if torch is not None else lambda: False
+def _untraced(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
+    """The same function, which Dynamo leaves to Python, saying why; as `torch.compiler.disable` without its import."""
+
+    def call(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    call._torchdynamo_disable_msg = reason  # type: ignore[attr-defined]
+    return call

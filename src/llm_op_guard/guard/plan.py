@@ -29,7 +29,6 @@ from llm_op_guard.contract.model import (
     Like,
     Path,
     Require,
-    Rest,
     RestOf,
     Size,
     SizeOneOf,
@@ -38,7 +37,7 @@ from llm_op_guard.contract.model import (
     Type,
 )
 from llm_op_guard.contract.solve import inverse
-from llm_op_guard.contract.validate import paths_in_type
+from llm_op_guard.contract.validate import bound_symbols, paths_in_type
 
 StepKind = Literal["test", "read", "match", "solve", "agree", "let", "require"]
 
@@ -78,8 +77,7 @@ class Step:
     @property
     def certain(self) -> bool:
         """Whether breaking this step is wrong for sure."""
-        statement = self.clause.statement
-        return self.kind == "test" or isinstance(statement, Assign) or statement.reason.certain
+        return self.kind == "test" or self.clause.certain
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ class Plan:
 
     `parameters` are the arguments that the check needs, in signature order. What the check before the call hands on
     to the check after it: the symbols and assigned names `known`, what the tensors at `snapshots` looked like, and
-    the arguments `hands_on`.
+    the arguments `hands_on`. `has_later` says whether there is a check after it.
     """
 
     contract: Contract
@@ -98,6 +96,7 @@ class Plan:
     known: tuple[str, ...] = ()
     snapshots: tuple[Path, ...] = ()
     hands_on: tuple[str, ...] = ()
+    has_later: bool = False
 
     def with_parameters(self, parameters: tuple[str, ...]) -> Plan:
         """The same steps in a check that takes these arguments, some of which it may not use."""
@@ -125,7 +124,9 @@ def plan_check(contract: Contract, classes: Iterable[CostClass], *, after_call: 
     parameters = tuple(name for name in contract.parameters if name in used)
     steps = _ordered(after if after_call else before, contract, set(known) if after_call else set())
     # After the call all arguments are at hand again, so that explain can say where a symbol got its value.
-    return Plan(contract, tuple(steps), parameters, after_call, known, snapshots, parameters if later else ())
+    return Plan(
+        contract, tuple(steps), parameters, after_call, known, snapshots, parameters if later else (), bool(later)
+    )
 
 
 def _handed_on(contract: Contract, later: list[Clause]) -> tuple[str, ...]:
@@ -157,7 +158,6 @@ def _steps(contract: Contract, clauses: list[Clause]) -> Iterator[Step]:
         for condition in clause.conditions:
             key = (given, condition.test.text)
             if key not in facts:
-                # Numbered by where the branch stands, so that two plans of one contract agree.
                 facts[key] = f"case_{len(facts) + 1}"
                 yield Step(
                     "test",
@@ -189,8 +189,10 @@ def _declaration_steps(
         given = (*given, Given(fact, True))
     alternatives = declared.alternatives
     fact = f"kind of {path}{branch}"
-    bound = [frozenset(_bound(contract, a) if isinstance(a, TensorType) else ()) for a in alternatives]
-    certain = isinstance(clause.statement, Declare) and clause.statement.reason.certain
+    bound = [frozenset(bound_symbols(a, contract) if isinstance(a, TensorType) else ()) for a in alternatives]
+    certain = clause.certain
+    # What follows a certain declaration of one alternative need not ask whether it fitted.
+    has_fact = len(alternatives) > 1 or not certain
     others = frozenset(p.root for p in paths_in_type(declared) if p.root in contract.assigned)
     yield Step(
         "match",
@@ -199,12 +201,12 @@ def _declaration_steps(
         needs=root | others,
         gives=frozenset().union(*bound),
         surely=frozenset.intersection(*bound) if certain else frozenset(),
-        fact=fact if len(alternatives) > 1 else None,
+        fact=fact if has_fact else None,
         path=path,
         type=declared,
     )
     for index, alternative in enumerate(alternatives):
-        inner = (*given, Given(fact, index)) if len(alternatives) > 1 else given
+        inner = (*given, Given(fact, index)) if has_fact else given
         yield from _alternative_steps(contract, clause, inner, path, alternative)
 
 
@@ -213,7 +215,7 @@ def _alternative_steps(
 ) -> Iterator[Step]:
     if isinstance(alternative, TupleType):
         for index, item in enumerate(alternative.items):
-            yield from _declaration_steps(contract, clause, given, Path(path.root, (*path.steps, (index,))), item)
+            yield from _declaration_steps(contract, clause, given, path.item(index), item)
     if not isinstance(alternative, TensorType):
         return
     for axis, dim in enumerate(alternative.dims or ()):
@@ -278,18 +280,6 @@ def _needed_by(dim: Dim, contract: Contract) -> Iterator[str]:
         yield from _names(contract, expr.node)
 
 
-def _bound(contract: Contract, tensor: TensorType) -> Iterator[str]:
-    for dim in tensor.dims or ():
-        if isinstance(dim, Size) and dim.expr.symbol in contract.symbols:
-            yield dim.expr.symbol
-        if isinstance(dim, Rest) and dim.name is not None:
-            yield dim.name
-    if len(tensor.dtypes) == 1 and isinstance(tensor.dtypes[0], DtypeSymbol):
-        yield tensor.dtypes[0].name
-    if tensor.devices and len(tensor.devices) == 1 and isinstance(tensor.devices[0], DeviceSymbol):
-        yield tensor.devices[0].name
-
-
 def _names(contract: Contract, node: ast.AST) -> frozenset[str]:
     """The symbols and assigned names that an expression uses."""
     return frozenset(n for n in names_in(node) if n in contract.symbols or n in contract.assigned)
@@ -302,12 +292,9 @@ def _parameters_of(step: Step) -> Iterator[str]:
     if step.type is not None:
         yield from (path.root for path in paths_in_type(step.type))
     if step.tensor is not None:
+        yield from (name for expr in step.tensor.sizes for name in names_in(expr.node))
         for part in (*step.tensor.dtypes, *(step.tensor.dims or ()), *(step.tensor.devices or ())):
-            if isinstance(part, Size):
-                yield from names_in(part.expr.node)
-            elif isinstance(part, SizeOneOf):
-                yield from (name for option in part.options for name in names_in(option.node))
-            elif isinstance(part, DtypeOf | RestOf | DeviceOf):
+            if isinstance(part, DtypeOf | RestOf | DeviceOf):
                 yield part.path.root
     if step.test is not None:
         yield from names_in(step.test.node)

@@ -23,20 +23,34 @@ class Broken(Exception):  # noqa: N818 - not an error of ours: the call is
 
 
 # What evaluating an expression on strange arguments may raise besides `NotApplicable`; all of it means the same.
-INAPPLICABLE = (NotApplicable, TypeError, AttributeError, LookupError, OverflowError)
+INAPPLICABLE = (NotApplicable, TypeError, OverflowError)
 
 _TABLES = ("_parameters", "_buffers", "_modules")
 _UNSET: Any = object()
 
 
-def tensor_class() -> type:
-    """`torch.Tensor` where torch is loaded, else a class that nothing is an instance of."""
-    torch = sys.modules.get("torch")
-    return torch.Tensor if torch is not None and hasattr(torch, "Tensor") else _NoTensor
-
-
 class _NoTensor:
     pass
+
+
+_tensor_class: type | None = None
+
+
+def tensor_class() -> type:
+    """`torch.Tensor` where torch is loaded, else a class that nothing is an instance of."""
+    global _tensor_class  # noqa: PLW0603 - looked up once: this is on the way of every attribute that is read
+    if _tensor_class is None:
+        torch = sys.modules.get("torch")
+        if torch is None or not hasattr(torch, "Tensor"):
+            return _NoTensor
+        _tensor_class = torch.Tensor
+    return _tensor_class
+
+
+def is_tracing() -> bool:
+    """Whether a program is traced or compiled at the moment; Dynamo folds it to True."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.compiler.is_compiling())
 
 
 def is_tensor(value: object) -> bool:
@@ -52,10 +66,12 @@ def is_a(value: object, kind: Any) -> bool:
         return False
 
 
-def is_symbolic(value: object) -> bool:
-    """Whether `value` is a stand-in of `torch.fx` for an argument of a traced program."""
+def is_shapeless(value: Any) -> bool:
+    """Whether `value` has no shape to speak of: a stand-in of `torch.fx` in a traced program, a nested tensor."""
     fx = sys.modules.get("torch.fx")
-    return fx is not None and is_a(value, fx.Proxy)
+    if fx is not None and is_a(value, fx.Proxy):
+        return True
+    return is_tensor(value) and bool(value.is_nested)
 
 
 def attribute(owner: Any, name: str) -> Any:
@@ -68,8 +84,12 @@ def attribute(owner: Any, name: str) -> Any:
 
 def optional_attribute(owner: Any, name: str) -> Any:
     """Read one attribute, `UNSET` where it is absent or would run code."""
+    if is_tensor(owner):
+        return getattr(owner, name) if name in TENSOR_ATTRIBUTES else _UNSET
+    if is_tracing():
+        # The program that is traced sees what we read: a plain read keeps its parameters' names.
+        return getattr(owner, name, _UNSET)
     try:
-        # Not object.__getattribute__, which Dynamo cannot trace: a class that overrides it is asked for this one name.
         own = owner.__dict__
     except Exception:
         own = None
@@ -81,8 +101,6 @@ def optional_attribute(owner: Any, name: str) -> Any:
                 entries = own.get(table)
                 if type(entries) is dict and name in entries:
                     return entries[name]
-    if is_tensor(owner):
-        return getattr(owner, name) if name in TENSOR_ATTRIBUTES else _UNSET
     for cls in type(owner).__mro__:
         if name in cls.__dict__:
             value = cls.__dict__[name]
@@ -144,13 +162,13 @@ def plain(value: Any) -> Any:
         return value
     if is_a(value, list):
         return tuple(value)
-    if is_integer(value):
-        return value.__index__()
     torch = sys.modules.get("torch")
     if torch is not None and is_a(
         value, torch.dtype | torch.device | torch.layout | torch.SymInt | torch.SymFloat | torch.SymBool
     ):
         return value
+    if is_integer(value):
+        return value.__index__()  # of a NumPy integer, say
     raise NotApplicable
 
 
@@ -198,6 +216,13 @@ def snapshot(owner: Any, *steps: str | tuple[str | int]) -> Snapshot | None:
 def known(value: Any) -> Any:
     """A symbol or assigned name that may have no value; raises NotApplicable where it has none."""
     if value is None:
+        raise NotApplicable
+    return value
+
+
+def whole(value: Any) -> Any:
+    """A whole number, as a size is; raises NotApplicable for anything else."""
+    if not is_integer(value):
         raise NotApplicable
     return value
 

@@ -17,7 +17,7 @@ from llm_op_guard.contract.model import (
     DtypeSet,
     Require,
 )
-from llm_op_guard.guard.draft import Draft, indented, path_of_step, steps_source
+from llm_op_guard.guard.draft import Draft, comment, indented, path_of_step, steps_source
 from llm_op_guard.guard.expression_source import ExpressionWriter
 from llm_op_guard.guard.plan import Given, Plan, Step
 from llm_op_guard.guard.type_source import TypeWriter
@@ -87,8 +87,9 @@ class _CheckWriter:
         if self.counted and not self.plan.after_call:
             yield "if not _tracing():"
             yield "    _tally()"
+        state = list(self._state())
         yield "try:"
-        yield from indented(body or ["pass"])
+        yield from indented([*body, *state] or ["pass"])
         yield "except Exception:  # anything but a plain yes: explain decides"
         yield "    pass"
         yield "else:"
@@ -96,22 +97,23 @@ class _CheckWriter:
             yield f"    _error = _noticed(_doubts, {arguments}) if _doubts else None"
             yield "    if _error is not None:"
             yield "        raise _error"
-        yield f"    return {self._state()}"
+        # None: there is nothing to check after the call, or the call is broken already.
+        yield f"    return {'_state' if state else 'None'}"
         # Raised here, so that a traceback shows none of the frames that explain.
         yield f"_error = _failed({arguments})"
         yield "if _error is not None:"
         yield "    raise _error"
         yield "return None"
 
-    def _state(self) -> str:
-        if self.plan.after_call or not (self.plan.known or self.plan.snapshots or self.plan.hands_on):
-            return "None"
+    def _state(self) -> Iterator[str]:
+        if self.plan.after_call or not self.plan.has_later:
+            return
         parts = [
             *map(self.draft.names.own, self.plan.known),
             *(f"_snapshot({self.draft.names.own(path.root)}{steps_source(path)})" for path in self.plan.snapshots),
             *map(self.draft.names.own, self.plan.hands_on),
         ]
-        return f"({''.join(f'{part}, ' for part in parts)})"
+        yield f"_state = ({''.join(f'{part}, ' for part in parts)})"
 
     def _nested(self, blocks: list[Block]) -> Iterator[str]:
         """Blocks under their conditions; neighbours share those that they have in common."""
@@ -171,7 +173,9 @@ class _CheckWriter:
         assert step.test is not None and step.fact is not None
         writer = self.draft.writer(step)
         writer.lazy = True
-        code = writer.value(step.test.node)
+        # Where nothing hangs on the test being false, it may as well be false as not apply.
+        only_true = not any(g.name == step.fact and g.value is False for s in self.plan.steps for g in s.given)
+        code = writer.conjunction(step.test.node) if only_true else writer.value(step.test.node)
         if not isinstance(step.test.node, ast.Compare):
             code = f"bool({code})"
         case = self.draft.names.case(step.fact)
@@ -192,14 +196,14 @@ class _CheckWriter:
         target = targets[0] if len(targets) == 1 else f"({', '.join(targets)})"
         if len(statement.names) > 1:
             code = f"_parts({code}, {len(statement.names)})"
-        yield f"# {ast.unparse(statement.node)}"
+        yield comment(ast.unparse(statement.node))
         yield from ("try:", f"    {target} = {code}", "except _inapplicable:", "    pass")
 
     def _require(self, step: Step) -> Iterator[str]:
         statement = step.clause.statement
         assert isinstance(statement, Require)
         writer = self.draft.writer(step)
-        yield f"# {statement.id}"
+        yield comment(statement.id)
         broken = negated(statement.expr.node, writer)
         yield from self.draft.judged(step, broken, writer)
 

@@ -16,7 +16,6 @@ from llm_op_guard.contract.model import (
     DtypeOf,
     DtypeSet,
     DtypeSymbol,
-    Expr,
     Like,
     LiteralType,
     NoneType,
@@ -28,9 +27,10 @@ from llm_op_guard.contract.model import (
     SizeOneOf,
     TensorType,
     TupleType,
+    dim_symbol,
 )
 from llm_op_guard.contract.solve import inverse
-from llm_op_guard.guard.draft import Draft, indented, path_of_step, steps_source
+from llm_op_guard.guard.draft import Draft, comment, indented, path_of_step, steps_source
 from llm_op_guard.guard.expression_source import atom
 from llm_op_guard.guard.plan import Step, directly_checked, late_device, late_dtype
 
@@ -47,7 +47,7 @@ class TypeWriter:
         value = self.draft.names.path(step.path)
         statement = step.clause.statement
         assert isinstance(statement, Declare)
-        yield f"# {step.path}: {step.type.text}"
+        yield comment(f"{step.path}: {step.type.text}")
         alternatives = step.type.alternatives
         if len(alternatives) == 1:
             yield from self._match_only(step, value)
@@ -71,20 +71,24 @@ class TypeWriter:
         yield f"    {self.draft.fail(step)}"
 
     def _match_only(self, step: Step, value: str) -> Iterator[str]:
-        assert step.type is not None
+        assert step.type is not None and step.path is not None
         only = step.type.alternatives[0]
         tensor = isinstance(only, TensorType | Like)
         misfit = f"not isinstance({value}, _Tensor)" if tensor else f"not {self._fits(only, value)}"
         if isinstance(only, TensorType) and (not step.certain or not _unpacks(only)):
             rank = self._rank_misfit(only, value)
             misfit = f"{misfit} or {rank}" if rank else misfit
+        kind = self.draft.names.kind(step.path)
         yield f"if {misfit}:"
         yield f"    {self.draft.fail(step)}"
         lines: list[str] = []
+        if step.fact is not None:
+            yield f"    {kind} = -1"
+            lines.append(f"{kind} = 0")
         if isinstance(only, TensorType):
-            lines = list(self._observe(step, only, value, ranked=not (step.certain and _unpacks(only))))
+            lines += list(self._observe(step, only, value, ranked=not (step.certain and _unpacks(only))))
         elif isinstance(only, Like):
-            lines = list(self._like(step, only.path, value))
+            lines += list(self._like(step, only.path, value))
         if lines and not step.certain:
             yield "else:"
             lines = list(indented(lines))
@@ -135,25 +139,32 @@ class TypeWriter:
 
     def _observe(self, step: Step, tensor: TensorType, value: str, *, ranked: bool) -> Iterator[str]:
         """Bind and compare what the tensor itself tells: sizes, dtype, device."""
-        if len(tensor.dtypes) == 1 and isinstance(tensor.dtypes[0], DtypeSymbol):
-            yield from self._sight(step, tensor.dtypes[0].name, f"{value}.dtype")
-        elif step.fact is None and (accepted := self._accepted(tensor)) is not None:
-            yield f"if {value}.dtype not in {accepted}:"
+        assert step.type is not None
+        dtype, shape, device = (f"{value}.{aspect}" for aspect in ("dtype", "shape", "device"))
+        if self.draft.keeps_aspects(step):
+            for aspect in ("dtype", "shape", "device"):
+                yield f"{self.draft.names.aspect(path_of_step(step), aspect)} = {value}.{aspect}"
+            dtype, shape, device = (
+                self.draft.names.aspect(path_of_step(step), aspect) for aspect in ("dtype", "shape", "device")
+            )
+        if tensor.dtype_symbol is not None:
+            yield from self._sight(step, tensor.dtype_symbol, dtype)
+        elif len(step.type.alternatives) == 1 and (accepted := self._accepted(tensor)) is not None:
+            yield f"if {dtype} not in {accepted}:"
             yield f"    {self.draft.fail(step)}"
-        yield from self._observe_sizes(step, tensor, value, ranked)
+        yield from self._observe_sizes(step, tensor, shape, ranked)
         devices = tensor.devices or ()
-        if len(devices) == 1 and isinstance(devices[0], DeviceSymbol):
-            yield from self._sight(step, devices[0].name, f"{value}.device")
+        if tensor.device_symbol is not None:
+            yield from self._sight(step, tensor.device_symbol, device)
         elif devices and not late_device(tensor):
-            kinds = tuple(device.name for device in devices if isinstance(device, DeviceType))
-            yield f"if {value}.device.type not in {kinds!r}:"
+            kinds = tuple(d.name for d in devices if isinstance(d, DeviceType))
+            yield f"if {device}.type not in {kinds!r}:"
             yield f"    {self.draft.fail(step)}"
 
-    def _observe_sizes(self, step: Step, tensor: TensorType, value: str, ranked: bool) -> Iterator[str]:
+    def _observe_sizes(self, step: Step, tensor: TensorType, shape: str, ranked: bool) -> Iterator[str]:
         dims = tensor.dims
         if dims is None:
             return
-        shape = f"{value}.shape"
         if not dims:
             if not ranked:
                 yield f"if {shape}:"
@@ -172,7 +183,7 @@ class TypeWriter:
                     target = "*_"
                 case Rest() | RestOf():
                     target = f"*{local}"
-            symbol = _binds(dim, self.draft.contract.symbols)
+            symbol = self._bound_by(dim)
             if (
                 symbol is not None
                 and isinstance(dim, Size)
@@ -192,6 +203,10 @@ class TypeWriter:
             yield f"{', '.join(targets)}{',' if len(targets) == 1 else ''} = {shape}"
         yield from later
 
+    def _bound_by(self, dim: Dim) -> str | None:
+        name = dim_symbol(dim)
+        return name if name is not None and name in self.draft.contract.symbols else None
+
     def _sight(self, step: Step, symbol: str, seen: str) -> Iterator[str]:
         if self.draft.first(step, symbol):
             yield f"{self.draft.names.own(symbol)} = {seen}"
@@ -208,10 +223,18 @@ class TypeWriter:
         return [f"if {own} is None:", f"    {own} = {seen}", f"elif {seen} != {own}:", f"    {self.draft.fail(step)}"]
 
     def _like(self, step: Step, other: Path, value: str) -> Iterator[str]:
-        setup, model, guarded = self._model(step, other)
-        unlike = f"{value}.dtype != {model}.dtype or {value}.shape != {model}.shape or {value}.device != {model}.device"
+        aspects = ("dtype", "shape", "device")
+        setup: list[str] = []
+        guard = ""
+        if not self.draft.plan.after_call and self.draft.has_aspects(other, step.given):
+            models = [self.draft.names.aspect(other, aspect) for aspect in aspects]
+        else:
+            setup, model, guarded = self._model(step, other)
+            models = [f"{model}.{aspect}" for aspect in aspects]
+            guard = f"{model} is not None and " if guarded else ""
+        unlike = " or ".join(f"{value}.{a} != {model}" for a, model in zip(aspects, models, strict=True))
         yield from setup
-        yield f"if {model} is not None and ({unlike}):" if guarded else f"if {unlike}:"
+        yield f"if {guard}({unlike}):" if guard else f"if {unlike}:"
         yield f"    {self.draft.fail(step)}"
 
     def _model(self, step: Step, path: Path) -> tuple[list[str], str, bool]:
@@ -231,7 +254,7 @@ class TypeWriter:
         code = self.draft.names.size(path_of_step(step), step.axis)
         for undo in inverse(step.dim.expr.node, step.symbol) or ():
             operand = "None" if undo.operand is None else writer.value(undo.operand)
-            code = _UNDO[undo.undo].format(code, operand)
+            code = f"_undo({undo.undo!r}, {code}, {operand})"
         self.draft.maybe.add(step.symbol)
         own = self.draft.names.own(step.symbol)
         yield f"if {own} is None:"
@@ -259,11 +282,11 @@ class TypeWriter:
         writer = self.draft.writer(step)
         match dim:
             case Size(expr=expr):
-                broken = f"{local} != {atom(writer.value(expr.node))}"
-            case SizeOneOf(options=options):
+                broken = f"{local} != {atom(writer.size(expr.node))}"
+            case SizeOneOf():
                 # Plain numbers first: a size that is one of them needs nothing else to be known.
                 writer.lazy = True
-                broken = " and ".join(f"{local} != {atom(writer.value(o.node))}" for o in constants_first(options))
+                broken = " and ".join(f"{local} != {atom(writer.size(o.node))}" for o in dim.in_order)
             case RestOf(path=other):
                 setup, model, guarded = self._model(step, other)
                 yield from setup
@@ -304,28 +327,6 @@ class TypeWriter:
                 writer.hoisted += [model] if guarded else []
                 tests.append(f"{value}.device != {model}.device")
         yield from self.draft.judged(step, " and ".join(tests), writer)
-
-
-# How to turn one operation of a dimension expression round: {0} the value so far, {1} the operand.
-_UNDO = {
-    "plus": "({0} + {1})",
-    "minus": "({0} - {1})",
-    "from": "({1} - {0})",
-    "times": "({0} * {1})",
-    "negate": "(-{0})",
-    "over": "_whole({0}, {1})",
-    "under": "_whole({1}, {0})",
-}
-
-
-def constants_first(options: tuple[Expr, ...]) -> list[Expr]:
-    """The options of a size, plain numbers in front."""
-    return sorted(options, key=lambda option: not isinstance(option.node, ast.Constant))
-
-
-def _binds(dim: Dim, symbols: object) -> str | None:
-    name = dim.expr.symbol if isinstance(dim, Size) else dim.name if isinstance(dim, Rest) else None
-    return name if name is not None and name in symbols else None  # type: ignore[operator]
 
 
 def _unpacks(tensor: TensorType) -> bool:

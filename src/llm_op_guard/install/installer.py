@@ -46,7 +46,7 @@ class Integration(Protocol):
 
 @dataclass
 class Report:
-    """What `install` did: the sites guarded, the places refused with reasons. Grows as modules are loaded."""
+    """What is guarded at one moment and what was refused, with reasons; `status()` tells of modules loaded since."""
 
     libraries: list[str] = field(default_factory=list)
     guarded: list[str] = field(default_factory=list)
@@ -115,11 +115,17 @@ class Installer:
 
     def _loaded(self, module: ModuleType) -> None:
         with self._lock:
-            for candidate in self.integration.candidates(module):
-                try:
-                    self._take(candidate)
-                except Exception as error:
-                    self._refuse(Refusal(candidate.site, f"{type(error).__name__}: {error}"))
+            try:
+                for candidate in self.integration.candidates(module):
+                    self._take_or_refuse(candidate)
+            except Exception as error:  # a module that cannot be looked through must not stop the program
+                self._failed(module.__name__, error)
+
+    def _take_or_refuse(self, candidate: Candidate) -> None:
+        try:
+            self._take(candidate)
+        except Exception as error:
+            self._refuse(Refusal(candidate.site, f"{type(error).__name__}: {error}"))
 
     def _take(self, candidate: Candidate) -> None:
         function = candidate.function
@@ -130,8 +136,8 @@ class Installer:
             return
         site = Site(function, self._make_guard(candidate))
         self._seen[id(function)] = function
-        self.sites.append(site)
         site.adjust()
+        self.sites.append(site)
 
     def _refuse(self, refusal: Refusal) -> None:
         if refusal not in self.refused:

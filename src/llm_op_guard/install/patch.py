@@ -18,7 +18,7 @@ from types import CodeType, CoroutineType, FrameType, FunctionType, GeneratorTyp
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from llm_op_guard.guard.compile import compile_function
+from llm_op_guard.guard.compile import compile_function, keep_source
 from llm_op_guard.install.wrapper import FACTORY, Names, Parameters, wrapper_source
 
 _SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE
@@ -177,6 +177,7 @@ class Patch:
             co_qualname=original.co_qualname,
             co_flags=wrapper.__code__.co_flags | original.co_flags & inspect.CO_ITERABLE_COROUTINE,
         )
+        keep_source(code, source)
         _originals[code] = original
         return _Arming(code, names, injected, home)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import dataclass
 from types import FunctionType
 
@@ -25,6 +26,12 @@ class Site:
         self.guard = guard
         self.patch = Patch(function, guard.parameters)
         self._classes: frozenset[str] = frozenset()
+        self._lock = threading.Lock()
+
+    @property
+    def active(self) -> bool:
+        """Whether a call is checked at this moment."""
+        return self.patch.armed
 
     @property
     def name(self) -> str:
@@ -33,24 +40,26 @@ class Site:
 
     def adjust(self) -> None:
         """Check what the policy has switched on, or give the function its own code back when that is nothing."""
-        classes = anywhere(self.guard.defaults) & self.guard.classes
-        if classes == self._classes:
-            return
-        self._classes = classes
-        if not classes:
-            self.patch.disarm()
-            return
-        check, check_result = self.guard.checks(c for c in ("A", "B") if c in classes)
-        try:
-            self.patch.arm(check, check_result)
-        except RuntimeError as error:
-            # Somebody patched the same function after us: theirs stays.
-            logger.warning("llm-op-guard steps aside at %s: %s", self.name, error)
+        with self._lock:
+            classes = anywhere(self.guard.defaults) & self.guard.classes
+            if classes == self._classes:
+                return
+            self._classes = classes
+            if not classes:
+                self.patch.disarm()
+                return
+            check, check_result = self.guard.checks(c for c in ("A", "B") if c in classes)
+            try:
+                self.patch.arm(check, check_result)
+            except RuntimeError as error:
+                # Somebody patched the same function after us: theirs stays.
+                logger.warning("llm-op-guard steps aside at %s: %s", self.name, error)
 
     def remove(self) -> bool:
         """Restore the function; False when somebody else changed it since, and it was left alone."""
-        self._classes = frozenset()
-        return self.patch.disarm()
+        with self._lock:
+            self._classes = frozenset()
+            return self.patch.disarm()
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from typing import Any
 
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.parse import parse_stubs
+from llm_op_guard.contract.vocabulary import Function, declare
 from llm_op_guard.guard import functions
-from llm_op_guard.guard.reading import UNSET, NotApplicable, is_tensor, path_value
+from llm_op_guard.guard.reading import UNSET, NotApplicable, path_value
 from llm_op_guard.install.installer import Candidate
 from llm_op_guard.install.recognise import Fingerprint, Refused, fingerprint, function_syntax, innermost
 from llm_op_guard.policy import Action, Policy, Setting
@@ -169,18 +170,26 @@ def looks_up_token_ids(function: FunctionType) -> bool:
     definition = function_syntax(function)
     if isinstance(definition, Refused):
         return False
-    looked_up = False
+    if _changes_ids(definition):
+        return False
+    looked_up = any(
+        isinstance(node, ast.Call) and ast.unparse(node) == "self.embed_tokens(input_ids)"
+        for node in ast.walk(definition)
+    )
+    return looked_up and {"self", "input_ids", "inputs_embeds"} <= {a.arg for a in definition.args.args}
+
+
+def _changes_ids(definition: ast.AST) -> bool:
+    """Whether a forward assigns to `input_ids`, in whole or in part, or calls what changes a tensor in place."""
     for node in ast.walk(definition):
         match node:
             case ast.Name(id="input_ids", ctx=ast.Store() | ast.Del()):
-                return False
+                return True
             case ast.Subscript(value=ast.Name(id="input_ids"), ctx=ast.Store() | ast.Del()):
-                return False
+                return True
             case ast.Attribute(value=ast.Name(id="input_ids"), attr=attr) if attr.endswith("_") or attr == "data":
-                return False
-            case ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr="embed_tokens"), args=[ast.Name(id=name)]):
-                looked_up = looked_up or name == "input_ids"
-    return looked_up and {"self", "input_ids", "inputs_embeds"} <= {a.arg for a in definition.args.args}
+                return True
+    return False
 
 
 def _look_up_in(function: FunctionType) -> str | None:
@@ -198,31 +207,89 @@ def _look_up_in(function: FunctionType) -> str | None:
 
 
 def embedding_rows(model: Any) -> int:
-    """The rows of the table that a model's own forward looks token ids up in.
+    """The rows of the table in which a model's own forward looks token ids up.
 
-    Raises NotApplicable unless the class, or the class of its decoder (`base_model_prefix`), is one whose forward
-    hands the ids to `embed_tokens` as they are.
+    Raises NotApplicable where that is not known for certain: the model, and its decoder (`base_model_prefix`) where
+    it has one, must hand the ids on as they are, to an embedding that takes them as they are.
     """
-    prefix = path_value(model, "base_model_prefix")
-    inner = path_value(model, prefix) if isinstance(prefix, str) and prefix else UNSET
-    for candidate in (inner, model):
-        if candidate is UNSET or is_tensor(candidate):
-            continue
-        function = innermost(inspect.getattr_static(type(candidate), "forward", None))
-        if isinstance(function, Refused) or not _looks_up(function):
-            continue
-        rows = path_value(candidate, "embed_tokens", "num_embeddings")
-        table = path_value(candidate, "embed_tokens", "weight", "shape", (0,))
-        if isinstance(rows, int):
-            return max(rows, table) if isinstance(table, int) else rows
-    raise NotApplicable
+    if not _looks_up(_forward(model)):
+        prefix = path_value(model, "base_model_prefix")
+        inner = path_value(model, prefix) if isinstance(prefix, str) and prefix else UNSET
+        if inner is UNSET or not _hands_on(_forward(model), prefix) or not _prepares_as_usual(model):
+            raise NotApplicable
+        if any(path_value(module, "_forward_pre_hooks") for module in (model, inner)):
+            raise NotApplicable
+        model = inner
+        if not _looks_up(_forward(model)):
+            raise NotApplicable
+    table = path_value(model, "embed_tokens")
+    if path_value(table, "_forward_pre_hooks") or not _takes_ids_as_they_are(_forward(table)):
+        raise NotApplicable
+    # The module's own count and the table's rows: either may be behind after a resize or a split over devices.
+    count, rows = path_value(table, "num_embeddings"), path_value(table, "weight", "shape", (0,))
+    if not isinstance(count, int) or not isinstance(rows, int):
+        raise NotApplicable
+    return max(count, rows)
+
+
+def _forward(module: Any) -> FunctionType | None:
+    """The innermost forward of a module's class; None where the instance has its own or there is none."""
+    if path_value(module, "forward") is not UNSET:
+        return None
+    function = innermost(inspect.getattr_static(type(module), "forward", None))
+    return None if isinstance(function, Refused) else function
 
 
 @cache
-def _looks_up(function: FunctionType) -> bool:
-    return looks_up_token_ids(function)
+def _looks_up(function: FunctionType | None) -> bool:
+    return function is not None and looks_up_token_ids(function)
+
+
+@cache
+def _hands_on(function: FunctionType | None, prefix: str) -> bool:
+    """Whether a forward does `self.<prefix>(input_ids=input_ids, …)` with the ids just as they came in."""
+    definition = function_syntax(function) if function is not None else Refused("")
+    if isinstance(definition, Refused) or _changes_ids(definition):
+        return False
+    wanted = f"self.{prefix}"
+    return any(
+        isinstance(node, ast.Call)
+        and ast.unparse(node.func) == wanted
+        and any(k.arg == "input_ids" and ast.unparse(k.value) == "input_ids" for k in node.keywords)
+        for node in ast.walk(definition)
+    )
+
+
+def _prepares_as_usual(model: Any) -> bool:
+    """Whether `generate` hands ids to the model without a word of the model's own."""
+    function = inspect.getattr_static(type(model), "prepare_inputs_for_generation", None)
+    return getattr(function, "__module__", None) == "transformers.generation.utils"
+
+
+@cache
+def _takes_ids_as_they_are(function: FunctionType | None) -> bool:
+    """Whether an embedding's forward is torch's own, or does nothing with ids but hand them to that."""
+    if function is None:
+        return False
+    if function.__module__ == "torch.nn.modules.sparse" and function.__qualname__ == "Embedding.forward":
+        return True
+    definition = function_syntax(function)
+    if isinstance(definition, Refused) or len(definition.args.args) != 2:
+        return False
+    ids = definition.args.args[1].arg
+    uses = [node for node in ast.walk(definition) if isinstance(node, ast.Name) and node.id == ids]
+    return len(uses) == 1 and f"super().forward({ids})" in ast.unparse(definition)
 
 
 def register() -> None:
     """Give the language the readers that know Transformers."""
+    declare(
+        Function(
+            "embedding_rows",
+            "A",
+            (("model", "owner"),),
+            "the rows of the table in which a Transformers model's own forward looks up token ids; does not apply to "
+            "a model of which that is not known for certain",
+        )
+    )
     functions.register("embedding_rows", embedding_rows)

@@ -7,12 +7,13 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from llm_op_guard.errors import GUARD_ERRORS, GuardError, GuardWarning
-from llm_op_guard.guard.context import call_site, tensor_metadata
+from llm_op_guard.guard.context import all_arguments, call_site, tensor_metadata
 from llm_op_guard.guard.guard import Guard
 from llm_op_guard.guard.violation import Violation
-from llm_op_guard.policy import Action, current
+from llm_op_guard.policy import Action, Policy, current
 from llm_op_guard.report.record import Record
 from llm_op_guard.report.text import render
 
@@ -24,40 +25,41 @@ class Dispatcher:
 
     def __init__(self, record: Record) -> None:
         self.record = record
+        # By guard, not by its name: a function defined anew is another site.
+        self._warned: WeakKeyDictionary[Guard, set[str]] = WeakKeyDictionary()
 
     def report(self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any]) -> GuardError | None:
         """Return the error to raise, warn or only record, as the policy says for each violation's class.
 
         A suspect rule never does more than warn. Whatever is warned of is warned of once per rule and site.
         """
-        actions = self._actions(guard, violations)
-        told = [_dressed(guard, v, arguments) for v in violations if actions[v.rule_id] is not Action.OFF]
+        effective = current(guard.defaults)
+        acted = [(violation, _action(effective, violation)) for violation in violations]
+        acted = [(violation, action) for violation, action in acted if action is not Action.OFF]
+        told = _dressed(guard, [violation for violation, _ in acted], arguments)
         for violation in told:
             self.record.add(violation)
-        if any(actions[violation.rule_id] is Action.RAISE for violation in told):
+        if any(action is Action.RAISE for _, action in acted):
             return _error(told)
-        fresh = [v for v in told if actions[v.rule_id] is Action.WARN and not guard.warned[v.rule_id]]
-        guard.warned.update(violation.rule_id for violation in told)
-        for violation in told:
-            if violation not in fresh:
+        fresh = []
+        warned = self._warned.setdefault(guard, set())
+        for violation, (_, action) in zip(told, acted, strict=True):
+            if action is Action.WARN and violation.rule_id not in warned:
+                warned.add(violation.rule_id)
+                fresh.append(violation)
+            else:
                 logger.info("%s", violation.summary)
         if fresh:
             self._warn(fresh)
         return None
 
-    def repeated(self, guard: Guard, rule_ids: list[str]) -> None:
-        """Count suspect rules that have been warned about before."""
+    def repeated(self, guard: Guard, rule_ids: list[str]) -> bool:
+        """Whether all of these suspect rules have been warned about here before; counts them if so."""
+        if not self._warned.get(guard, set()).issuperset(rule_ids):
+            return False
         for rule_id in rule_ids:
             self.record.count(guard.site, rule_id)
-
-    def _actions(self, guard: Guard, violations: list[Violation]) -> dict[str, Action]:
-        effective = current(guard.defaults)
-        actions: dict[str, Action] = {}
-        for violation in violations:
-            action = effective.action(violation.cost_class)
-            suspect = not violation.certain and action is Action.RAISE
-            actions[violation.rule_id] = Action.WARN if suspect else action
-        return actions
+        return True
 
     def _warn(self, violations: list[Violation]) -> None:
         message = _text(violations)
@@ -68,14 +70,18 @@ class Dispatcher:
         warnings.warn_explicit(GuardWarning(message), None, file, line)
 
 
-def _dressed(guard: Guard, violation: Violation, arguments: Mapping[str, Any]) -> Violation:
-    return replace(
-        violation,
-        operator=guard.operator,
-        site=guard.site,
-        call_site=call_site(),
-        tensors=tensor_metadata(guard.contract, arguments),
-    )
+def _action(effective: Policy, violation: Violation) -> Action:
+    action = effective.action(violation.cost_class)
+    return Action.WARN if action is Action.RAISE and not violation.certain else action
+
+
+def _dressed(guard: Guard, violations: list[Violation], arguments: Mapping[str, Any]) -> list[Violation]:
+    """The violations with what surrounds the call."""
+    caller, tensors = call_site(), tensor_metadata(guard.contract, all_arguments(arguments))
+    return [
+        replace(violation, operator=guard.operator, site=guard.site, call_site=caller, tensors=tensors)
+        for violation in violations
+    ]
 
 
 def _error(violations: list[Violation]) -> GuardError:

@@ -5,6 +5,7 @@ Every function raises NotApplicable on a tensor whose values cannot be read here
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from llm_op_guard.guard.reading import NotApplicable, is_tensor
@@ -70,40 +71,63 @@ def locate_outside(x: Any, low: Any, high: Any, allow: Any = ()) -> tuple[tuple[
 def _not_finite(x: Any) -> Any:
     import torch  # noqa: PLC0415
 
-    return ~torch.isfinite(_computable(x))
+    if not (x.dtype.is_floating_point or x.dtype.is_complex):
+        return torch.zeros(x.shape, dtype=torch.bool, device=x.device)
+    return ~torch.isfinite(x.detach() if x.dtype.is_complex else _comparable(x)[0])
 
 
 def _outside(x: Any, low: Any, high: Any, allow: Any) -> Any:
+    """Where an element is neither in the range nor a sentinel, as numbers compare: no bound is cast to a dtype."""
     if x.dtype.is_complex:
         raise NotApplicable
-    x = _computable(x)
-    outside = ~((x >= low) & (x < high))  # written so that NaN is outside
+    y, offset, whole = _comparable(x)
+    outside = ~(_at_least(y, low, offset, whole) & ~_at_least(y, high, offset, whole))  # so that NaN is outside
+    if y.is_floating_point():
+        outside |= y != y  # noqa: PLR0124 - NaN
     for sentinel in allow if isinstance(allow, tuple) else (allow,):
-        outside &= x != sentinel
+        if not whole:
+            outside &= y != float(sentinel)
+        elif sentinel == int(sentinel) and _fits_int64(int(sentinel) - offset):
+            outside &= y != int(sentinel) - offset
     return outside
+
+
+def _at_least(y: Any, bound: Any, offset: int, whole: bool) -> Any:
+    if not whole:
+        return y >= float(bound)
+    if isinstance(bound, float) and not math.isfinite(bound):
+        return (y != y) if bound > 0 else (y == y)  # noqa: PLR0124 - nowhere, everywhere
+    smallest = math.ceil(bound) - offset
+    if _fits_int64(smallest):
+        return y >= smallest
+    return (y != y) if smallest > 0 else (y == y)  # noqa: PLR0124 - nowhere, everywhere
+
+
+def _fits_int64(value: int) -> bool:
+    return -(2**63) <= value < 2**63
 
 
 def _extreme(x: Any, which: str) -> Any:
     require_readable(x)
     if x.numel() == 0 or x.dtype.is_complex:
         raise NotApplicable
-    return getattr(_computable(x), which)().item()
+    y, offset, whole = _comparable(x)
+    extreme = getattr(y, which)().item()
+    return extreme + offset if whole else extreme
 
 
-def _computable(x: Any) -> Any:
-    """The same values in a dtype that has comparison kernels everywhere; every conversion is exact."""
+def _comparable(x: Any) -> tuple[Any, int, bool]:
+    """The values as int64 (plus an offset to add) or as float64, both exact; and whether they are whole numbers."""
     import torch  # noqa: PLC0415
 
     x = x.detach()
-    if x.dtype.is_floating_point and x.dtype.itemsize == 1:
+    if x.dtype.is_floating_point:
         if x.dtype is getattr(torch, "float4_e2m1fn_x2", None):
             raise NotApplicable  # two values to a byte; torch cannot take them apart
-        return x.to(torch.float32)
-    if x.dtype in (torch.uint16, torch.uint32):
-        return x.to(torch.int64)
+        return x.to(torch.float64), 0, False
     if x.dtype is torch.uint64:
-        raise NotApplicable  # no wider integer to compare in
-    return x
+        return x.contiguous().view(torch.int64) ^ -(2**63), 2**63, True  # the same order, shifted
+    return x.to(torch.int64), 0, True
 
 
 def _first(x: Any, offending: Any) -> tuple[tuple[int, ...], Any, int]:

@@ -1,0 +1,89 @@
+"""Contracts come from outside: no text of theirs reaches the generated code, and none is accepted that says nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import llm_op_guard as og
+
+BREAK_OUT = "a\n    except Exception: pass\n    open({mark!r}, 'w')\n    try:\n        import sys"
+
+
+@pytest.mark.parametrize("character", ["\n", "\r", "\x0b", "\x0c", "\x85", "\u2028", "\0"])
+def test_an_id_is_one_line(character: str, tmp_path: Path) -> None:
+    mark = tmp_path / "executed"
+    file = tmp_path / "hostile.contract"
+    hostile = BREAK_OUT.format(mark=str(mark)).replace("\n", character)
+    file.write_text(f"def f(n):\n    n: int\n    require(n > 1, id={hostile!r})\n")
+    with pytest.raises(og.ContractError, match="id= is a text of one line"):
+        og.load(file)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "require(n == {text!r})",
+        "require(n in ({text!r}, 1), hint={text!r}, because={text!r})",
+        "n: {text!r} | int",
+        "require(m[{text!r}] == 1)",
+        "m[{text!r}]: int",
+        "if n == {text!r}:\n    require(m == 2)",
+    ],
+)
+def test_texts_of_a_contract_are_never_code(body: str, tmp_path: Path) -> None:
+    mark = tmp_path / "executed"
+    for character in ("\n", "\r", "\u2028", "'''\n", '"""\n', "\\\n"):
+        text = BREAK_OUT.format(mark=str(mark)).replace("\n", character)
+
+        @og.guard(body.format(text=text))
+        def operator(n: Any, m: Any = None) -> None: ...
+
+        with og.policy(A="record"):
+            for n in (1, text, None):
+                operator(n, {text: 1})
+    assert not mark.exists()
+
+
+SAYS_NOTHING = {
+    "x: floating[B]\nrequire(x > 5)": "x is a tensor, which has no truth and no order",
+    "x: floating[B]\nrequire(x)": "x is a tensor, which has no truth and no order",
+    "x: floating[B]\nrequire(not x)": "x is a tensor, which has no truth and no order",
+    "x: floating[B]\ny: floating[B]\nrequire(x == y)": "x is a tensor, which has no truth and no order",
+    "x: int64[B]\nrequire(within(x, 'a', 3))": "within takes a number here",
+    "y: float\nrequire(finite(y))": "finite takes a tensor; y is a number",
+    "y: int\nrequire('a' * y == 'b')": "arithmetic is for numbers",
+    "a = a\nrequire(a > 1)": "a name is defined by itself",
+    "require(1 == 1)": "the condition reads nothing of the call",
+    "require('yes')": "the condition reads nothing of the call",
+    "require(y > 1e999)": "the number is too large",
+    "require(y > 1, because=3)": "because= and hint= are texts",
+}
+
+
+@pytest.mark.parametrize("body", SAYS_NOTHING)
+def test_conditions_that_could_never_be_judged_are_refused(body: str) -> None:
+    with pytest.raises(og.ContractError, match=SAYS_NOTHING[body]):
+
+        @og.guard(body)
+        def operator(x: Any, y: Any = None) -> None: ...
+
+
+def test_names_of_parameters_may_be_anything() -> None:
+    @og.guard("x: floating[B, D]\ntype: int\n_1: int\nrequire(len(isinstance) == type)")
+    def operator(x: Any, type: Any, _1: Any, isinstance: Any, result: Any = 1, B: Any = None) -> Any:
+        return result
+
+    x = torch.ones(2, 3)
+    assert operator(x, 2, 3, "ab") == 1  # B is a parameter and no number: nothing is said of that size
+    assert operator(x, 2, 3, "ab", B=2) == 1
+    with pytest.raises(og.GuardError, match=r"x\.shape\[0\] = 2, expected B = 3"):
+        operator(x, 2, 3, "ab", B=3)
+    with pytest.raises(og.GuardError, match="_1 is a str"):
+        operator(x, 2, "3", "ab")
+    with pytest.raises(og.ContractError, match="'result' is a parameter here and a word of the language"):
+        og.guard("require(result > 1)")(lambda result: None)

@@ -1,0 +1,135 @@
+"""Checks after the call: they run, with what was known before it, whatever the policy and the arguments do."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import llm_op_guard as og
+
+
+@pytest.mark.parametrize(
+    ("promise", "kept", "broken"),
+    [
+        ("int", 1, "s"),
+        ("floating[2, 3]", torch.ones(2, 3), torch.ones(5)),
+        ("floating[B, B]", torch.ones(2, 2), torch.ones(2, 3)),
+        ("(floating[B], floating[B])", (torch.ones(2), torch.ones(2)), (torch.ones(2), torch.ones(3))),
+        ("optional[int]", None, 1.5),
+    ],
+)
+def test_a_contract_that_only_promises(promise: str, kept: Any, broken: Any) -> None:
+    @og.guard(f"returns: {promise}")
+    def operator(x: Any) -> Any:
+        return x
+
+    assert operator(kept) is kept
+    with pytest.raises(og.GuardError):
+        operator(broken)
+
+
+def test_a_result_is_judged_with_value_rules_off() -> None:
+    @og.guard("x: floating[B]\nrequire(finite(y))\nreturns: floating[B]")
+    def operator(x: Any, y: Any, result: Any) -> Any:
+        return result
+
+    og.set_policy(B="off")
+    x, y = torch.ones(3), torch.tensor([float("nan")])
+    assert operator(x, y, torch.ones(3)).shape == (3,)
+    with pytest.raises(og.GuardError, match=r"result\.shape\[0\] = 4, expected B = 3"):
+        operator(x, y, torch.ones(4))
+
+
+def test_symbols_keep_the_value_that_they_had_before_the_call() -> None:
+    @og.guard("c.keys: floating[B, S]\nx: floating[B, L]\nreturns: floating[B, S + L]")
+    def update(c: Any, x: Any, extra: int = 0) -> Any:
+        c.keys = torch.cat([c.keys, x], dim=1)
+        return torch.ones(2, c.keys.shape[1] + extra)
+
+    cache = SimpleNamespace(keys=torch.ones(2, 3))
+    assert update(cache, torch.ones(2, 4)).shape == (2, 7)
+    with pytest.raises(og.GuardError) as caught:
+        update(cache, torch.ones(2, 4), extra=4)
+    assert caught.value.violations[0].expected == "S + L = 11"
+    assert [str(binding) for binding in caught.value.violations[0].bindings] == ["B = 2", "S = 7", "L = 4"][1:]
+
+
+def test_what_the_policy_leaves_out_hides_nothing() -> None:
+    body = "require(n > 0, id='positive')\nif finite(x):\n    x: floating[B, 2]\nrequire(x.ndim == 2, id='matrix')"
+
+    @og.guard(body)
+    def operator(n: Any, x: Any) -> None: ...
+
+    with pytest.raises(og.GuardError):
+        operator(1, torch.ones(2))
+    with og.policy(B="off"), pytest.raises(og.GuardError) as caught:
+        operator(1, torch.ones(2))
+    assert [violation.rule_id for violation in caught.value.violations] == ["matrix"]
+
+
+def test_operands_of_a_solved_size_keep_their_brackets() -> None:
+    for body, size, past in (("x: any[K + 1 + n]", 9, 3), ("x: any[(n - 1) * K]", 8, 3), ("x: any[K / (n + 1)]", 2, 3)):
+
+        @og.guard(f"{body}\nrequire(K > 0)")
+        def operator(x: Any, n: int) -> None: ...
+
+        operator(torch.ones(size), past)
+        assert og.record.total == 0
+
+
+def test_a_size_that_reads_values_is_a_value_rule() -> None:
+    @og.guard("table: floating[highest(ids) + 1, D]\nids: int64[N]")
+    def operator(table: Any, ids: Any) -> None: ...
+
+    bad = torch.ones(3, 2), torch.tensor([5])
+    with pytest.raises(og.GuardError):
+        operator(*bad)
+    with og.policy(B="off"):
+        operator(*bad)
+
+
+def test_a_broken_branch_is_told_once_and_for_certain() -> None:
+    @og.guard("if n % m == 0:\n    require(n > 1, id='a')\n    require(n > 2, id='b', certain=False)")
+    def operator(n: int, m: int) -> None: ...
+
+    with pytest.raises(og.GuardError) as caught:
+        operator(4, 0)
+    assert [v.rule_id for v in caught.value.violations] == ["if n % m == 0"]
+
+
+def test_which_argument_is_blamed_does_not_depend_on_the_order_of_statements() -> None:
+    statements = ["x: floating[B, D]", "y: floating[B]", "z: floating[D]", "require(B > D)"]
+    for order in (statements, statements[::-1], [statements[i] for i in (1, 3, 0, 2)]):
+
+        @og.guard("\n".join(order))
+        def operator(x: Any, y: Any, z: Any) -> None: ...
+
+        with pytest.raises(og.GuardError) as caught:
+            operator(torch.ones(3, 2), torch.ones(2), torch.ones(2))
+        assert [violation.rule_id for violation in caught.value.violations] == ["y.shape"]
+
+
+def test_nested_tensors_are_left_alone() -> None:
+    @og.guard("x: floating[B, _, D]\nreturns: like(x)")
+    def operator(x: Any) -> Any:
+        return x
+
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
+    assert operator(nested) is nested
+
+
+def test_keys_of_dictionaries_are_not_printed() -> None:
+    class Loud:
+        def __repr__(self) -> str:
+            raise AssertionError("asked to print itself")
+
+    @og.guard("n: int")
+    def operator(n: Any, d: Any) -> None: ...
+
+    with pytest.raises(og.GuardError) as caught:
+        operator("x", {"secret user text": torch.ones(2), Loud(): torch.ones(3)})
+    assert "secret" not in str(caught.value)
+    assert [t.name for t in caught.value.violations[0].tensors] == ["d[item 0]", "d[item 1]"]
