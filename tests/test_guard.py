@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import json
+import linecache
 import pickle
 import subprocess
 import sys
@@ -18,6 +20,8 @@ import torch
 
 import llm_op_guard as og
 from llm_op_guard.api import _ATTRIBUTE
+from llm_op_guard.guard.guard import Guard
+from llm_op_guard.install.patch import sweep
 
 
 @og.guard
@@ -236,6 +240,126 @@ def test_no_contract_is_an_error() -> None:
         @og.guard
         def documented(x: Any) -> None:
             """Says nothing."""
+
+
+def test_several_sections_and_sections_on_one_line_are_refused() -> None:
+    with pytest.raises(og.ContractError, match="operator: a docstring has one `Contract:` section"):
+
+        @og.guard
+        def operator(x: Any) -> None:
+            """Does.
+
+            Contract:
+                x: floating[B]
+
+            Contract:
+                require(B > 100)
+            """
+
+    with pytest.raises(og.ContractError, match="`Contract:` stands alone on its line"):
+
+        @og.guard
+        def one_line(x: Any) -> None:
+            """Contract: x: floating[B]"""
+
+
+def test_a_decorator_below_that_hides_the_parameters_is_named() -> None:
+    with pytest.raises(og.ContractError, match=r"operator is wrapped by a decorator and takes \(args, kwargs\) itself"):
+
+        @og.guard
+        @torch.no_grad()
+        def operator(x: Any) -> None:
+            """Does.
+
+            Contract:
+                x: floating[B]
+            """
+
+    @torch.no_grad()
+    @og.guard("x: floating[B]")
+    def other(x: Any) -> Any:
+        return x * torch.ones(1, requires_grad=True)
+
+    assert not other(torch.ones(2)).requires_grad
+    with pytest.raises(og.GuardError):
+        other(1)
+
+
+def test_two_guards_on_one_function_are_refused() -> None:
+    with pytest.raises(TypeError, match="operator is guarded already; put both contracts into one"):
+
+        @og.guard("require(n > 0)")
+        @og.guard("require(n < 10)")
+        def operator(n: Any) -> None: ...
+
+
+def test_an_error_in_a_string_names_file_and_line() -> None:
+    with pytest.raises(og.ContractError) as caught:
+
+        @og.guard("""
+            n: int
+            require(m > 1)
+        """)
+        def operator(n: Any) -> None: ...
+
+    line = inspect.getsource(sys.modules[__name__]).splitlines()[caught.value.line - 1]
+    assert (caught.value.file, line.strip()) == (__file__, "require(m > 1)")
+    assert line[caught.value.column - 1 :] == "m > 1)"
+
+
+def test_guards_are_collected_with_their_functions() -> None:
+    def make() -> None:
+        @og.guard("n: int\nrequire(n > 0)")
+        def operator(n: Any) -> Any:
+            return n
+
+        operator(1)
+
+    make()
+    gc.collect()
+    sweep()
+    before = len(linecache.cache), sum(isinstance(o, Guard) for o in gc.get_objects())
+    for _ in range(20):
+        make()
+    gc.collect()
+    sweep()
+    assert (len(linecache.cache), sum(isinstance(o, Guard) for o in gc.get_objects())) == before
+
+
+def test_without_torch() -> None:
+    program = """
+import sys
+class Absent:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] in ("torch", "numpy"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+import llm_op_guard as og
+@og.guard("x: floating[B] | None\\nn: int\\nrequire(n > 0, id='positive')\\nrequire(T in floating)\\nw: T[B] | None")
+def operator(n, x=None, w=None): return n
+print(operator(3))
+for bad in ({"n": 0}, {"n": 1, "x": [1.0]}):
+    try: operator(**bad)
+    except og.GuardError as error: print(error.violations[0].rule_id)
+print("torch" in sys.modules)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ran.stdout.split(), ran.stderr) == (["3", "positive", "x.type", "False"], "")
+
+
+def test_a_guard_may_be_made_before_torch_is_imported() -> None:
+    program = """
+import sys, llm_op_guard as og
+@og.guard("x: T[B]\\ny: T[B]\\nrequire(finite(x))")
+def operator(x, y): return "ran"
+import torch
+print(operator(torch.ones(2), torch.ones(2)))
+for bad in ((torch.ones(2), torch.ones(3)), (torch.ones(2) / 0, torch.ones(2)), (torch.ones(2), [1, 2])):
+    try: operator(*bad)
+    except og.GuardError as error: print(error.violations[0].rule_id)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ran.stdout.split("\n")[:-1], ran.stderr) == (["ran", "y.shape", "finite(x)", "y.type"], "")
 
 
 def test_an_error_in_a_docstring_names_file_and_line() -> None:

@@ -268,7 +268,7 @@ def installed(*libraries: str) -> Iterator[Report]:
 
 
 def status() -> Report:
-    """What is guarded at this moment and what was refused, in all installed libraries."""
+    """The sites that carry a guard, switched on or off by the policy, and what was refused, in all libraries."""
     return _report(tuple(_installers))
 
 
@@ -300,7 +300,7 @@ def _report(libraries: tuple[str, ...]) -> Report:
     installers = [_installers[library] for library in dict.fromkeys(libraries) if library in _installers]
     return Report(
         libraries=[installer.library for installer in installers],
-        guarded=[site.name for installer in installers for site in installer.sites if site.active],
+        guarded=[site.name for installer in installers for site in installer.sites],
         refused=[refusal for installer in installers for refusal in installer.refused],
     )
 

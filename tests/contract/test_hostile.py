@@ -75,7 +75,7 @@ def test_conditions_that_could_never_be_judged_are_refused(body: str) -> None:
 
 def test_names_of_parameters_may_be_anything() -> None:
     @og.guard("x: floating[B, D]\ntype: int\n_1: int\nrequire(len(isinstance) == type)")
-    def operator(x: Any, type: Any, _1: Any, isinstance: Any, result: Any = 1, B: Any = None) -> Any:
+    def operator(x: Any, type: Any, _1: Any, isinstance: Any, result: Any = 1, B: Any = None) -> Any:  # noqa: A002
         return result
 
     x = torch.ones(2, 3)

@@ -20,7 +20,7 @@ from llm_op_guard.guard.violation import Violation
 from llm_op_guard.policy import Policy
 
 EXAMPLES = settings(
-    max_examples=1500,
+    max_examples=250,
     deadline=None,
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large],
 )

@@ -64,6 +64,35 @@ def test_within_rejects_nan_and_reads_strided_tensors() -> None:
     assert plain.locate_outside(torch.tensor(3), 0, 3) == ((), 3, 1)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "values", "low", "high", "allow", "holds"),
+    [
+        (torch.uint8, [0, 255], 0, 256, (), True),
+        (torch.uint8, [255], -1, 300, (), True),
+        (torch.uint8, [44], 0, 3, 300, False),
+        (torch.uint8, [255], 0, 3, -1, False),
+        (torch.int8, [3, -128, 127], -128, 128, (), True),
+        (torch.int16, [3], 0, 50000, (), True),
+        (torch.int64, [1, 2**63 - 1], 0, 2**63, (), True),
+        (torch.int64, [-(2**63)], -(2**63), 0, (), True),
+        (torch.int64, [5], 2**63, 2**64, (), False),
+        (torch.uint64, [7, 2**64 - 1], 0, 2**64, (), True),
+        (torch.uint64, [2**63], 0, 2**63, (), False),
+        (torch.uint64, [2**63], 0, 2**63, 2**63, True),
+        (torch.bfloat16, [256.0], 0, 257, (), True),
+        (torch.float32, [2.0**24], 0, 2**24 + 1, (), True),
+        (torch.int64, [2], 1.5, 2.5, (), True),
+        (torch.int64, [3], 1.5, 2.5, (), False),
+        (torch.int64, [3], 0, float("inf"), (), True),
+        (torch.bool, [True], 0, 1, (), False),
+    ],
+)
+def test_bounds_compare_as_numbers(
+    dtype: torch.dtype, values: list[float], low: float, high: float, allow: int, holds: bool
+) -> None:
+    assert plain.within(torch.tensor(values, dtype=dtype), low, high, allow) is holds
+
+
 def test_lowest_and_highest() -> None:
     x = torch.tensor([[3, -2], [5, 0]])
     assert (plain.lowest(x), plain.highest(x)) == (-2, 5)

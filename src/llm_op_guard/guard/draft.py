@@ -13,7 +13,8 @@ class Draft:
     """The state of writing one check.
 
     `done` are the steps written so far, `maybe` the names that may be read without having been bound (they begin as
-    None), `decided` the branch tests that always come out, `doubts` whether any suspect rule is in the check.
+    None), `decided` the branch tests that always come out, `tested` the arguments that are tensors where a test is
+    true, `shapes` those whose shape it has kept, `doubts` whether any suspect rule is in the check.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -23,6 +24,8 @@ class Draft:
         self.done: list[Step] = []
         self.maybe: set[str] = set(plan.known)
         self.decided: set[str] = set()
+        self.tested: dict[str, set[Path]] = {}
+        self.shapes: dict[str, set[Path]] = {}
         self.doubts = False
         self._models = {
             alternative.path
@@ -33,7 +36,7 @@ class Draft:
 
     def writer(self, step: Step) -> ExpressionWriter:
         """What writes the expressions of a step."""
-        return ExpressionWriter(self.plan, self.names, self.done, step.given, self.maybe)
+        return ExpressionWriter(self.plan, self.names, self.done, step.given, self.maybe, self.sure)
 
     def fail(self, step: Step) -> str:
         """The statement that says a step is broken."""
@@ -59,6 +62,14 @@ class Draft:
         yield "except _inapplicable:"
         yield "    pass"
 
+    def is_tested(self, step: Step) -> bool:
+        """Whether a branch that a step stands in has asked already whether its value is a tensor."""
+        return any(given.value is True and step.path in self.tested.get(given.name, ()) for given in step.given)
+
+    def has_shape(self, step: Step) -> bool:
+        """Whether a branch that a step stands in has kept the shape of its value."""
+        return any(given.value is True and step.path in self.shapes.get(given.name, ()) for given in step.given)
+
     def keeps_aspects(self, step: Step) -> bool:
         """Whether dtype, shape and device of what a step declares are read once and kept for another to be like."""
         alternatives = step.type.alternatives if step.type is not None else ()
@@ -72,8 +83,21 @@ class Draft:
         )
 
     def sure(self, name: str, given: tuple[Given, ...]) -> bool:
-        """Whether a name has a value for certain wherever these facts hold."""
-        return sure(name, given, self.done, set(self.plan.known) if self.plan.after_call else set())
+        """Whether a name has a value for certain wherever these facts hold.
+
+        It has one too when both branches of a test that always comes out give it.
+        """
+        known = set(self.plan.known) if self.plan.after_call else set()
+        if sure(name, given, self.done, known):
+            return True
+        here = set(given)
+        return name not in known and any(
+            all(
+                any(name in s.surely and set(s.given) - {fact} <= here and fact in s.given for s in self.done)
+                for fact in (Given(test, True), Given(test, False))
+            )
+            for test in self.decided
+        )
 
     def first(self, step: Step, symbol: str) -> bool:
         """Whether no step before this one, on the same path, can have bound the symbol."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 from typing import Literal
 
 from llm_op_guard.contract.expressions import names_in
@@ -19,7 +20,7 @@ from llm_op_guard.contract.model import (
     path_of,
 )
 from llm_op_guard.contract.vocabulary import DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, RAW_KINDS
-from llm_op_guard.guard.plan import Given, Plan, Step, sure
+from llm_op_guard.guard.plan import Given, Plan, Step
 
 Kind = Literal["number", "other"]
 
@@ -106,10 +107,20 @@ class ExpressionWriter:
     """Writes the expressions of one step.
 
     After writing: `fallible` says whether the source may raise NotApplicable, `may_break` whether it may raise
-    Broken, `hoisted` which names must be tested for None before it is evaluated.
+    Broken, `hoisted` which names must be tested for None before it is evaluated, `tested` which arguments a
+    conjunction asks beforehand whether they are tensors, `shapes` those whose shape it keeps.
     """
 
-    def __init__(self, plan: Plan, names: Names, done: list[Step], given: tuple[Given, ...], maybe: set[str]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        names: Names,
+        done: list[Step],
+        given: tuple[Given, ...],
+        maybe: set[str],
+        is_sure: Callable[[str, tuple[Given, ...]], bool],
+    ) -> None:
+        self._is_sure = is_sure
         self.plan = plan
         self.contract = plan.contract
         self.names = names
@@ -121,14 +132,15 @@ class ExpressionWriter:
         self.hoisted: list[str] = []
         self.lazy = False
         self._present: set[Path] = set()
-        self._tested: set[Path] = set()
+        self.tested: set[Path] = set()
+        self.shapes: set[Path] = set()
 
     # ------------------------------------------------------------ what is known here
 
     def is_tensor(self, path: Path) -> bool:
         """Whether a path is a tensor for certain wherever this step runs."""
         possible = self._committed(path)
-        return path in self._tested or (bool(possible) and all(isinstance(a, TensorType | Like) for a in possible))
+        return path in self.tested or (bool(possible) and all(isinstance(a, TensorType | Like) for a in possible))
 
     def _is_number(self, name: str) -> bool:
         possible = self._committed(Path(name))
@@ -224,7 +236,7 @@ class ExpressionWriter:
         codes: list[str] = []
         for part in parts:
             for name in self._tensors_read(part):
-                self._tested.add(Path(name))
+                self.tested.add(Path(name))
                 codes.append(f"isinstance({self.names.own(name)}, _Tensor)")
             self.prepare(part)
             codes.append(atom(self._value(part)[0]) if len(parts) > 1 else self._value(part)[0])
@@ -329,9 +341,8 @@ class ExpressionWriter:
 
     def _known(self, name: str) -> str:
         """A symbol or assigned name, with whatever is needed where it may have no value."""
-        known = set(self.plan.known) if self.plan.after_call else set()
         own = self.names.own(name)
-        if sure(name, self.given, self.done, known):
+        if self._is_sure(name, self.given):
             return own
         self.maybe.add(name)
         if self.lazy:
@@ -350,6 +361,10 @@ class ExpressionWriter:
             case ast.Attribute(value=owner, attr=attr):
                 path = path_of(owner)
                 if path is not None and self.is_tensor(path) and attr in ("shape", "dtype", "device", "ndim"):
+                    if attr == "ndim" and path in self.tested and path not in self.shapes:
+                        # The shape is read for its length and kept: its sizes are wanted next.
+                        self.shapes.add(path)
+                        return f"len({self.names.aspect(path, 'shape')} := {self.names.path(path)}.shape)"
                     return f"{self.names.path(path)}.{attr}"
                 self.fallible = True
                 return f"_attribute({self._raw(owner)}, {attr!r})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
@@ -97,6 +98,7 @@ class Guard:
             "_failed": _untraced(failed, reason),
             "_noticed": _untraced(outcome.noticed, reason),
             "_tracing": is_tracing,
+            "_jit_state": _jit_state(),
             "_tally": self._tally or _nothing,
         }
         source = check_source(plan, counted=self._tally is not None)
@@ -187,11 +189,20 @@ def _nothing(*_: Any) -> None:
     return None
 
 
+def _jit_state() -> Callable[[], Any]:
+    """What returns None unless torch.jit.trace is at work, where sizes are not numbers and a test is a warning."""
+    torch = sys.modules.get("torch")
+    state: Callable[[], Any] = torch._C._get_tracing_state if torch is not None else _nothing
+    return state
+
+
 def _untraced(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
     """The same function, which Dynamo leaves to Python, saying why; as `torch.compiler.disable` without its import."""
 
     def call(*arguments: Any) -> Any:
-        return function(*arguments)
+        dynamo = sys.modules.get("torch._dynamo")
+        # Where Dynamo is loaded, it must leave what is called from here alone as well.
+        return function(*arguments) if dynamo is None else dynamo.disable(function)(*arguments)
 
     call._torchdynamo_disable = True  # type: ignore[attr-defined]
     call._torchdynamo_disable_msg = reason  # type: ignore[attr-defined]

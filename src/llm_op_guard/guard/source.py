@@ -80,6 +80,9 @@ class _CheckWriter:
             if names:
                 yield f"({names}) = state"
             arguments = f"(result, state, {arguments})"
+        if any("_Tensor" in line for line in body):
+            yield "if _jit_state() is not None:"
+            yield "    return None"
         for name in sorted(self.draft.maybe - set(self.plan.known) if self.plan.after_call else self.draft.maybe):
             yield f"{self.draft.names.own(name)} = None"
         if self.draft.doubts:
@@ -176,7 +179,9 @@ class _CheckWriter:
         # Where nothing hangs on the test being false, it may as well be false as not apply.
         only_true = not any(g.name == step.fact and g.value is False for s in self.plan.steps for g in s.given)
         code = writer.conjunction(step.test.node) if only_true else writer.value(step.test.node)
-        if not isinstance(step.test.node, ast.Compare):
+        self.draft.tested[step.fact] = writer.tested
+        self.draft.shapes[step.fact] = writer.shapes
+        if not _is_truth(step.test.node):
             code = f"bool({code})"
         case = self.draft.names.case(step.fact)
         if writer.fallible or writer.hoisted:
@@ -206,6 +211,13 @@ class _CheckWriter:
         yield comment(statement.id)
         broken = negated(statement.expr.node, writer)
         yield from self.draft.judged(step, broken, writer)
+
+
+def _is_truth(node: ast.expr) -> bool:
+    """Whether an expression is True or False by itself."""
+    if isinstance(node, ast.BoolOp):
+        return all(_is_truth(part) for part in node.values)
+    return isinstance(node, ast.Compare) or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not))
 
 
 _NEGATED: dict[type[ast.cmpop], str] = {

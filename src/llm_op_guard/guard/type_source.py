@@ -79,8 +79,10 @@ class TypeWriter:
             rank = self._rank_misfit(only, value)
             misfit = f"{misfit} or {rank}" if rank else misfit
         kind = self.draft.names.kind(step.path)
-        yield f"if {misfit}:"
-        yield f"    {self.draft.fail(step)}"
+        known = isinstance(only, Like) or (isinstance(only, TensorType) and step.certain and _unpacks(only))
+        if not (known and self.draft.is_tested(step)):
+            yield f"if {misfit}:"
+            yield f"    {self.draft.fail(step)}"
         lines: list[str] = []
         if step.fact is not None:
             yield f"    {kind} = -1"
@@ -140,13 +142,16 @@ class TypeWriter:
     def _observe(self, step: Step, tensor: TensorType, value: str, *, ranked: bool) -> Iterator[str]:
         """Bind and compare what the tensor itself tells: sizes, dtype, device."""
         assert step.type is not None
-        dtype, shape, device = (f"{value}.{aspect}" for aspect in ("dtype", "shape", "device"))
+        read = {aspect: f"{value}.{aspect}" for aspect in ("dtype", "shape", "device")}
+        if self.draft.has_shape(step):
+            read["shape"] = self.draft.names.aspect(path_of_step(step), "shape")
         if self.draft.keeps_aspects(step):
-            for aspect in ("dtype", "shape", "device"):
-                yield f"{self.draft.names.aspect(path_of_step(step), aspect)} = {value}.{aspect}"
-            dtype, shape, device = (
-                self.draft.names.aspect(path_of_step(step), aspect) for aspect in ("dtype", "shape", "device")
-            )
+            for aspect, code in read.items():
+                kept = self.draft.names.aspect(path_of_step(step), aspect)
+                if kept != code:
+                    yield f"{kept} = {code}"
+                read[aspect] = kept
+        dtype, shape, device = read["dtype"], read["shape"], read["device"]
         if tensor.dtype_symbol is not None:
             yield from self._sight(step, tensor.dtype_symbol, dtype)
         elif len(step.type.alternatives) == 1 and (accepted := self._accepted(tensor)) is not None:

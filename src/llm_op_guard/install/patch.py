@@ -12,6 +12,7 @@ import inspect
 import itertools
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType, CoroutineType, FrameType, FunctionType, GeneratorType
@@ -74,6 +75,8 @@ class _Arming:
 
 
 _retired: set[_Arming] = set()  # off, their names still in a module
+# Those of functions that are no more. Finalisers run at any time and do no more than put them here.
+_gone: list[_Arming] = []
 
 
 class Patch:
@@ -158,7 +161,9 @@ class Patch:
     def _arming(self, check: _Check, check_result: _CheckResult | None) -> _Arming:
         key = (check, check_result)  # by equality: a bound method is a new object each time it is named
         if key not in self._armings:
-            self._armings[key] = self._new_arming(check, check_result)
+            arming = self._armings[key] = self._new_arming(check, check_result)
+            # A function that is gone needs no names; its module, which holds them, stays.
+            weakref.finalize(self.function, _gone.append, arming).atexit = False
         return self._armings[key]
 
     def _new_arming(self, check: _Check, check_result: _CheckResult | None) -> _Arming:
@@ -188,7 +193,9 @@ def sweep() -> int:
     Each `arm` and `disarm`, of any patch, does this as well.
     """
     with _lock:
-        for arming in [arming for arming in _retired if not arming.may_still_run()]:
+        while _gone:
+            _retired.add(_gone.pop())
+        for arming in [arming for arming in tuple(_retired) if not arming.may_still_run()]:
             _retired.discard(arming)
             arming.leave()
         return len(_retired)

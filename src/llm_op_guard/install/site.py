@@ -29,11 +29,6 @@ class Site:
         self._lock = threading.Lock()
 
     @property
-    def active(self) -> bool:
-        """Whether a call is checked at this moment."""
-        return self.patch.armed
-
-    @property
     def name(self) -> str:
         """Where the guard is."""
         return self.guard.site

@@ -78,13 +78,14 @@ def _not_finite(x: Any) -> Any:
 
 def _outside(x: Any, low: Any, high: Any, allow: Any) -> Any:
     """Where an element is neither in the range nor a sentinel, as numbers compare: no bound is cast to a dtype."""
-    if x.dtype.is_complex:
+    sentinels = allow if isinstance(allow, tuple) else (allow,)
+    if x.dtype.is_complex or not all(isinstance(number, int | float) for number in (low, high, *sentinels)):
         raise NotApplicable
     y, offset, whole = _comparable(x)
     outside = ~(_at_least(y, low, offset, whole) & ~_at_least(y, high, offset, whole))  # so that NaN is outside
     if y.is_floating_point():
         outside |= y != y  # noqa: PLR0124 - NaN
-    for sentinel in allow if isinstance(allow, tuple) else (allow,):
+    for sentinel in sentinels:
         if not whole:
             outside &= y != float(sentinel)
         elif sentinel == int(sentinel) and _fits_int64(int(sentinel) - offset):
