@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -308,22 +309,20 @@ def test_an_error_in_a_string_names_file_and_line() -> None:
 
 
 def test_guards_are_collected_with_their_functions() -> None:
-    def make() -> None:
+    def make() -> weakref.ref[Guard]:
         @og.guard("n: int\nrequire(n > 0)")
-        def operator(n: Any) -> Any:
+        def soon_forgotten(n: Any) -> Any:
             return n
 
-        operator(1)
+        soon_forgotten(1)
+        return weakref.ref(getattr(soon_forgotten, _ATTRIBUTE).guard)
 
-    make()
+    guards = [make() for _ in range(20)]
     gc.collect()
     sweep()
-    before = len(linecache.cache), sum(isinstance(o, Guard) for o in gc.get_objects())
-    for _ in range(20):
-        make()
     gc.collect()
-    sweep()
-    assert (len(linecache.cache), sum(isinstance(o, Guard) for o in gc.get_objects())) == before
+    assert [guard() for guard in guards] == [None] * 20
+    assert [file for file in linecache.cache if "soon_forgotten" in file] == []
 
 
 def test_without_torch() -> None:
