@@ -44,10 +44,8 @@ _installers: dict[str, Installer] = {}
 # Where a guarded function keeps its site, which lives as long as the function.
 _ATTRIBUTE = "__llm_op_guard__"
 
-functions.register("finite", plain.finite, plain.locate_not_finite)
-functions.register("within", plain.within, plain.locate_outside)
-functions.register("lowest", plain.lowest)
-functions.register("highest", plain.highest)
+for _name, _function in plain.FUNCTIONS.items():
+    functions.register(_name, _function, plain.LOCATORS.get(_name))
 _transformers.register()
 
 

@@ -32,8 +32,8 @@ def check_expression(node: ast.expr, source: Source, *, as_text: bool = False) -
                 raise source.error(f"{node.attr!r} cannot be read", node)
             check_expression(node.value, source)
         case ast.Subscript():
-            if not _is_index(node.slice):
-                raise source.error("an index is an integer or a text", node.slice)
+            # An index that is more than a literal is for constants of the file; `validate` sees to it.
+            check_expression(node.slice, source)
             check_expression(node.value, source)
         case ast.UnaryOp(op=op) if isinstance(op, _UNARY):
             check_expression(node.operand, source)
@@ -53,6 +53,8 @@ def check_expression(node: ast.expr, source: Source, *, as_text: bool = False) -
             check_expression(node.orelse, source, as_text=as_text)
         case ast.Call():
             _check_call(node, source)
+            if isinstance(node.func, ast.Name) and FUNCTIONS[node.func.id].gives_tensor:
+                raise source.error(f"{node.func.id} gives a tensor, which only a value function takes", node)
         case ast.Tuple() | ast.List():
             for item in node.elts:
                 check_expression(item.value if isinstance(item, ast.Starred) else item, source)
@@ -140,25 +142,46 @@ def _check_call(node: ast.Call, source: Source) -> None:
     for argument in node.args:
         if isinstance(argument, ast.Starred):
             raise source.error("arguments are written one by one", argument)
+    for index, argument in enumerate(node.args):
+        kind = function.arguments[min(index, len(function.arguments) - 1)][1]
+        if kind == "tensor":
+            _check_tensor(function.name, argument, source)
+            continue
+        if kind in ("path", "owner") and path_of(argument) is None:
+            raise source.error(f"{function.name} takes a parameter or what can be read from one", argument)
         check_expression(argument, source)
     for keyword in node.keywords:
-        check_expression(keyword.value, source)
-    for (_, kind), argument in zip(function.arguments, node.args, strict=False):
-        if kind in ("path", "tensor", "owner") and path_of(argument) is None:
-            raise source.error(f"{function.name} takes a parameter or what can be read from one", argument)
+        kind = dict(function.arguments)[str(keyword.arg)]
+        if kind == "tensor":
+            _check_tensor(function.name, keyword.value, source)
+        else:
+            check_expression(keyword.value, source)
+
+
+def _check_tensor(function: str, node: ast.expr, source: Source) -> None:
+    """A tensor argument: something read from a parameter, a part of it (`cos[:, :1]`), or what a function gives."""
+    match node:
+        case ast.Call(func=ast.Name(id=name)) if name in FUNCTIONS and FUNCTIONS[name].gives_tensor:
+            _check_call(node, source)
+        case ast.Subscript(value=value, slice=index) if path_of(node) is None:
+            for part in index.elts if isinstance(index, ast.Tuple) else [index]:
+                _check_slice(part, source)
+            _check_tensor(function, value, source)
+        case _ if path_of(node) is None:
+            raise source.error(f"{function} takes a parameter or what can be read from one", node)
+        case _:
+            check_expression(node, source)
+
+
+def _check_slice(node: ast.expr, source: Source) -> None:
+    parts = [node.lower, node.upper, node.step] if isinstance(node, ast.Slice) else [node]
+    for part in parts:
+        if part is not None and not (isinstance(part, ast.Constant) and part.value is Ellipsis):
+            check_expression(part, source)
 
 
 def _count(least: int, most: int) -> str:
     return f"{least} arguments" if least == most else f"{least} to {most} arguments"
-
-
-def _is_index(node: ast.expr) -> bool:
-    match node:
-        case ast.Constant(value=int() | str()):
-            return True
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int())):
-            return True
-    return False
 
 
 def _describe(node: ast.expr) -> str:

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from llm_op_guard.errors import ContractError
 
@@ -320,12 +320,16 @@ class Assign:
 
 @dataclass(frozen=True)
 class Require:
-    """`require(expr, id=, because=, hint=, certain=, error=)`."""
+    """`require(expr, id=, because=, hint=, certain=, error=)`; with `promised`, `ensure(…)`.
+
+    What is required is the caller's to keep, what is promised the operator's.
+    """
 
     expr: Expr
     id: str
     reason: Reason
     error: str | None
+    promised: bool
     node: ast.AST = field(compare=False, repr=False)
 
 
@@ -383,8 +387,9 @@ SymbolKind = Literal["size", "sizes", "dtype", "device"]
 class Contract:
     """What an operator requires of its arguments and promises of its result.
 
-    `parameters` are the operator's parameter names in order; `symbols` the names that stand for sizes, groups of
-    sizes, dtypes and devices; `assigned` the names that the contract itself defines.
+    `parameters` are the operator's parameter names in order; `constants` the values that its file names; `symbols` the
+    names that stand for sizes, groups of sizes, dtypes and devices; `assigned` the names that the contract itself
+    defines.
     """
 
     name: str
@@ -392,6 +397,7 @@ class Contract:
     doc: str
     body: tuple[Statement, ...]
     source: Source = field(compare=False, repr=False)
+    constants: dict[str, Any] = field(compare=False, repr=False, default_factory=dict)
     symbols: dict[str, SymbolKind] = field(compare=False, repr=False, default_factory=dict)
     clauses: tuple[Clause, ...] = field(compare=False, repr=False, default=())
     rules: tuple[Rule, ...] = field(compare=False, repr=False, default=())
@@ -406,7 +412,8 @@ class Contract:
     @cached_property
     def text(self) -> str:
         """The contract in normal form: two contracts that say the same in the same order have the same text."""
-        lines = [f"def {self.name}({', '.join(self.parameters)}):"]
+        lines = [f"{name} = {value!r}" for name, value in self.constants.items()]
+        lines += [f"def {self.name}({', '.join(self.parameters)}):"]
         lines += [f"    {line}" for line in _render(self.body)] or ["    pass"]
         return "\n".join(lines) + "\n"
 

@@ -128,7 +128,7 @@ def _check_parameters(contract: Contract) -> None:
 
 def _symbols(contract: Contract) -> dict[str, SymbolKind]:
     """The names that types use and that are neither parameters nor assigned, with what they stand for."""
-    taken = {*contract.parameters, *contract.assigned}
+    taken = {*contract.parameters, *contract.assigned, *contract.constants}
     kinds: dict[str, SymbolKind] = {}
 
     def add(name: str, kind: SymbolKind, node: ast.AST) -> None:
@@ -174,7 +174,8 @@ def _expressions(statement: Leaf) -> Iterator[Expr]:
 
 
 def _check_names(clause: Clause, contract: Contract) -> None:
-    known = {*contract.parameters, *contract.assigned, *contract.symbols, *_CONSTANTS, "result"}
+    named = {*contract.parameters, *contract.assigned, *contract.symbols, *contract.constants}
+    known = {*named, *_CONSTANTS, "result"}
     roots = {*contract.parameters, *contract.assigned, "result"}
     statement = clause.statement
     for expr in (*_expressions(statement), *(condition.test for condition in clause.conditions)):
@@ -189,6 +190,23 @@ def _check_names(clause: Clause, contract: Contract) -> None:
                 )
     for expr in (*_expressions(statement), *(condition.test for condition in clause.conditions)):
         _check_get(expr, contract)
+        _check_indices(expr, contract)
+
+
+def _check_indices(expr: Expr, contract: Contract) -> None:
+    """Only a constant of the file can be looked into with more than a literal."""
+    tensors = {
+        id(part)
+        for call in ast.walk(expr.node)
+        if isinstance(call, ast.Call)
+        for argument in (*call.args, *(keyword.value for keyword in call.keywords))
+        for part in ast.walk(argument)
+    }
+    for node in ast.walk(expr.node):
+        if isinstance(node, ast.Subscript) and id(node) not in tensors and path_of(node) is None:
+            base = path_of(node.value)
+            if base is None or base.root not in contract.constants:
+                raise contract.source.error("an index is an integer or a text", node.slice)
 
 
 def _check_get(expr: Expr, contract: Contract) -> None:
@@ -206,8 +224,9 @@ def _check_assignments(contract: Contract) -> None:
         if not isinstance(clause.statement, Assign):
             continue
         for name in clause.statement.names:
-            if name in contract.parameters:
-                raise contract.source.error(f"{name!r} is a parameter; choose another name", clause.statement.node)
+            if name in contract.parameters or name in contract.constants:
+                what = "a parameter" if name in contract.parameters else "a constant"
+                raise contract.source.error(f"{name!r} is {what}; choose another name", clause.statement.node)
             for other, earlier in seen:
                 if other == name and not exclusive(clause.conditions, earlier.conditions):
                     raise contract.source.error(f"{name!r} is assigned twice on one path", clause.statement.node)
@@ -366,7 +385,8 @@ def _classified(contract: Contract) -> tuple[Clause, ...]:
         for index, clause in enumerate(clauses):
             names, functions = _reads(clause, contract.symbols)
             costly = any(FUNCTIONS[f].cost_class == "B" for f in functions) or any(costs.get(n) == "B" for n in names)
-            after = "result" in names or any(late.get(name, False) for name in names)
+            promised = isinstance(clause.statement, Require) and clause.statement.promised
+            after = promised or "result" in names or any(late.get(name, False) for name in names)
             cost_class: CostClass = "B" if costly else clause.cost_class
             if (cost_class, after or clause.after_call) != (clause.cost_class, clause.after_call):
                 clauses[index] = replace(clause, cost_class=cost_class, after_call=after or clause.after_call)

@@ -59,11 +59,17 @@ class Bindings:
     """
 
     def __init__(
-        self, contract: Contract, clauses: list[Clause], arguments: Mapping[str, Any], known: Mapping[str, Any]
+        self,
+        contract: Contract,
+        clauses: list[Clause],
+        arguments: Mapping[str, Any],
+        known: Mapping[str, Any],
+        after_call: bool,
     ) -> None:
+        self.after_call = after_call
         self.contract = contract
         self.clauses = clauses
-        self.values = Values(arguments)
+        self.values = Values(arguments, contract.constants)
         self.known = {name: value for name, value in known.items() if name in contract.assigned}
         self.symbols_at_entry = {name: value for name, value in known.items() if name in contract.symbols}
         self.observations: list[Observation] = []
@@ -168,6 +174,8 @@ class Bindings:
         for clause in self.clauses:
             if not isinstance(clause.statement, Assign) or not self._applies(clause):
                 continue
+            if self.after_call and not clause.after_call:
+                continue  # named before the call: what it was then counts
             names = clause.statement.names
             if all(name in self.known for name in names):
                 continue

@@ -53,6 +53,7 @@ def compile_check(source: CheckSource, label: str, hooks: dict[str, Any]) -> Fun
         **{f"_is_{kind}": test for kind, test in reading.SCALAR_TESTS.items()},
         **{name: frozenset().union(*map(dtype_values, dtypes)) for name, dtypes in source.dtype_sets.items()},
         **{f"_dtype_{name}": dtypes_named(name) for name in DTYPE_NAMES if f"_dtype_{name}" in source.text},
+        **source.constants,
         "_Tensor": reading.tensor_class(),
         **hooks,
     }
@@ -66,6 +67,8 @@ _NAMESPACE: dict[str, Any] = {
     "_attribute": reading.attribute,
     "_attribute_or_unset": reading.optional_attribute,
     "_item": reading.item,
+    "_looked_up": reading.looked_up,
+    "_sliced": reading.sliced,
     "_known": reading.known,
     "_parts": reading.parts,
     "_path_value": reading.path_value,

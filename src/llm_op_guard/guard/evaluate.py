@@ -21,9 +21,11 @@ from llm_op_guard.guard.reading import (
     is_integer,
     is_tensor,
     item,
+    looked_up,
     path_value,
     plain,
     present,
+    sliced,
 )
 
 
@@ -58,14 +60,15 @@ COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 class Values:
     """The names of one call: parameters, symbols, assigned names."""
 
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, arguments: Mapping[str, Any], constants: Mapping[str, Any]) -> None:
         self.arguments = arguments
+        self.constants = constants
         self.symbols: dict[str, Any] = {}
         self.assigned: dict[str, Any] = {}
 
     def named(self, name: str) -> Any:
         """What a bare name stands for; raises Unbound for a name without a value."""
-        for table in (self.arguments, self.assigned, self.symbols):
+        for table in (self.arguments, self.assigned, self.symbols, self.constants):
             if name in table:
                 return table[name]
         if name in DTYPE_NAMES or name in DTYPE_SETS:
@@ -97,8 +100,28 @@ class Values:
                 return self.named(name)
             case ast.Attribute(value=owner, attr=attr):
                 return attribute(self.raw(owner), attr)
-            case ast.Subscript(value=owner, slice=key):
+            case ast.Subscript(value=ast.Name(id=name), slice=key) if name in self.constants:
+                return looked_up(self.constants[name], self._value(key))
+            case ast.Subscript(value=owner, slice=key) if path_of(node) is not None:
                 return item(self.raw(owner), self._value(key))
+        return self._value(node)
+
+    def tensor(self, node: ast.expr) -> Any:
+        """An argument of a value function: something read, a part of it, or what another function gives."""
+        match node:
+            case ast.Call(func=ast.Name(id=name)):
+                return self._call(name, node)
+            case ast.Subscript(value=owner, slice=index) if path_of(node) is None:
+                parts = index.elts if isinstance(index, ast.Tuple) else [index]
+                return sliced(self.tensor(owner), *(self._index(part) for part in parts))
+        return self.raw(node)
+
+    def _index(self, node: ast.expr) -> Any:
+        match node:
+            case ast.Slice(lower=lower, upper=upper, step=step):
+                return slice(*(None if part is None else self._value(part) for part in (lower, upper, step)))
+            case ast.Constant(value=value) if value is Ellipsis:
+                return value
         return self._value(node)
 
     def _value(self, node: ast.expr) -> Any:
@@ -172,11 +195,14 @@ class Values:
     def call_arguments(self, name: str, node: ast.Call) -> tuple[list[Any], dict[str, Any]]:
         """The arguments of a function call, tensors as they are and everything else plain."""
         kinds = FUNCTIONS[name].arguments
-        given = [
-            self.raw(argument) if kinds[min(i, len(kinds) - 1)][1] in RAW_KINDS else self._value(argument)
-            for i, argument in enumerate(node.args)
-        ]
-        return given, {keyword.arg: self._value(keyword.value) for keyword in node.keywords if keyword.arg}
+        given = [self._argument(kinds[min(i, len(kinds) - 1)][1], argument) for i, argument in enumerate(node.args)]
+        keywords = {k.arg: self._argument(dict(kinds)[k.arg], k.value) for k in node.keywords if k.arg}
+        return given, keywords
+
+    def _argument(self, kind: str, node: ast.expr) -> Any:
+        if kind == "tensor":
+            return self.tensor(node)
+        return self.raw(node) if kind in RAW_KINDS else self._value(node)
 
     def _text(self, part: ast.expr) -> str:
         if isinstance(part, ast.FormattedValue):
@@ -224,7 +250,7 @@ def show(value: Any) -> str:
     if value is None or isinstance(value, bool | int | float):
         return str(value)
     if is_tensor(value):
-        return "a tensor"
+        return f"{show(value.dtype)}[{', '.join(map(str, value.shape))}]"
     if is_integer(value):
         return str(value.__index__())
     name = str(value) if type(value).__module__ == "torch" else type(value).__name__

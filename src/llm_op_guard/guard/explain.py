@@ -26,6 +26,7 @@ from llm_op_guard.contract.model import (
     DtypeOf,
     DtypeSymbol,
     Expr,
+    Leaf,
     Like,
     Path,
     Require,
@@ -103,7 +104,7 @@ class _Explanation:
             for clause in contract.clauses
             if clause.cost_class in {"A", *classes} and (after_call or not clause.after_call)
         ]
-        self.bindings = Bindings(contract, clauses, arguments, known)
+        self.bindings = Bindings(contract, clauses, arguments, known, after_call)
         self.values = self.bindings.values
         self.faults: list[_Fault] = []
 
@@ -422,11 +423,22 @@ class _Explanation:
             hint=text_of(self.values, reason.hint) if reason else None,
             contract_id=self.contract.id,
             contract_hash=self.contract.hash,
+            blames="operator" if _is_promise(statement) else "caller",
             error=statement.error if isinstance(statement, Require) and not fault.is_test else None,
         )
 
 
 # ---------------------------------------------------------------- parts
+
+
+def _is_promise(statement: Leaf) -> bool:
+    """Whether the operator, not its caller, has to keep a rule: what it returns, and what `ensure` says."""
+    match statement:
+        case Require(promised=promised):
+            return promised
+        case Declare(path=path):
+            return path.root == "result"
+    return False
 
 
 def _without_repeats(options: Iterable[str]) -> list[str]:

@@ -37,6 +37,10 @@ def reads_of(node: ast.AST, contract: Contract) -> list[Read]:
             for keyword in part.keywords:
                 visit(keyword.value, "object")
             return
+        if isinstance(part, ast.Subscript) and path_of(part) is None:
+            visit(part.value, aspect)
+            visit(part.slice, "object")
+            return
         path = path_of(part) if isinstance(part, ast.expr) else None
         if path is not None:
             if path.root in roots:

@@ -10,6 +10,7 @@ import ast
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from llm_op_guard.contract.model import (
     Assign,
@@ -27,10 +28,11 @@ CHECK = "check"
 
 @dataclass(frozen=True)
 class CheckSource:
-    """The text of a check and the sets of dtypes that it names."""
+    """The text of a check, and the sets of dtypes and the constants of its contract that it names."""
 
     text: str
     dtype_sets: dict[str, tuple[DtypeName | DtypeSet, ...]]
+    constants: dict[str, Any]
 
 
 def check_source(plan: Plan, *, counted: bool = False) -> CheckSource:
@@ -41,7 +43,7 @@ def check_source(plan: Plan, *, counted: bool = False) -> CheckSource:
     are those that `compile` puts in its namespace.
     """
     writer = _CheckWriter(plan, counted)
-    return CheckSource(writer.text(), writer.draft.names.dtype_sets)
+    return CheckSource(writer.text(), writer.draft.names.dtype_sets, writer.draft.names.constants)
 
 
 Block = tuple[tuple[Given, ...], list[str]]
