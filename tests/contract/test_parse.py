@@ -193,7 +193,7 @@ REFUSED = {
     "assert x": ("write require(…): assert vanishes under python -O", 1),
     "requires(x)": ("unknown statement 'requires'; did you mean 'require'?", 1),
     "import os": (
-        "not a statement of the language; known are: name: type, name = expression, if/elif/else, require(…), "
+        "not a statement of the language; known are: name: type, name = expression, if/elif/else, for, require(…), "
         "ensure(…), returns: type",
         1,
     ),

@@ -343,7 +343,17 @@ class If:
     node: ast.AST = field(compare=False, repr=False)
 
 
-Statement = Declare | Assign | Require | If
+@dataclass(frozen=True)
+class For:
+    """`for target in iterable:`; `loops` says what it stands for."""
+
+    target: ast.expr = field(compare=False, repr=False)
+    iterable: Expr
+    body: tuple[Statement, ...]
+    node: ast.AST = field(compare=False, repr=False)
+
+
+Statement = Declare | Assign | Require | If | For
 Leaf = Declare | Assign | Require
 
 
@@ -437,6 +447,9 @@ def _render(body: tuple[Statement, ...]) -> Iterator[str]:
             if statement.orelse:
                 yield "else:"
                 yield from (f"    {line}" for line in _render(statement.orelse))
+        elif isinstance(statement, For):
+            yield f"for {ast.unparse(statement.target)} in {statement.iterable.text}:"
+            yield from (f"    {line}" for line in _render(statement.body))
         else:
             yield ast.unparse(statement.node)
 

@@ -12,12 +12,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
-from llm_op_guard.contract.expressions import check_expression, suggestion
+from llm_op_guard.contract.expressions import check_expression, check_iterable, check_target, suggestion
+from llm_op_guard.contract.loops import written_out
 from llm_op_guard.contract.model import (
     Assign,
     Contract,
     Declare,
     Expr,
+    For,
     If,
     Path,
     Reason,
@@ -215,6 +217,10 @@ def _statement(node: ast.stmt, source: Source) -> Statement:
                 _statements(node.orelse, source),
                 node,
             )
+        case ast.For(target=target, iter=iterable, body=body, orelse=[]):
+            check_target(target, source)
+            check_iterable(iterable, source)
+            return For(target, Expr.of(iterable), _statements(body, source), node)
         case ast.Expr(value=ast.Call(func=ast.Name(id="require")) as call):
             return _require(call, node, source, promised=False)
         case ast.Expr(value=ast.Call(func=ast.Name(id="ensure")) as call):
@@ -224,7 +230,7 @@ def _statement(node: ast.stmt, source: Source) -> Statement:
         case ast.Assert():
             raise source.error("write require(…): assert vanishes under python -O", node)
     raise source.error(
-        "not a statement of the language; known are: name: type, name = expression, if/elif/else, require(…), "
+        "not a statement of the language; known are: name: type, name = expression, if/elif/else, for, require(…), "
         "ensure(…), returns: type",
         node,
     )
@@ -318,4 +324,4 @@ def _names(target: ast.expr, source: Source) -> tuple[str, ...]:
 
 def _expression(node: ast.expr, source: Source) -> Expr:
     check_expression(node, source)
-    return Expr.of(node)
+    return Expr.of(written_out(node))

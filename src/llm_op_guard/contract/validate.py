@@ -6,7 +6,8 @@ import ast
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 
-from llm_op_guard.contract.expressions import calls_in, names_in, suggestion
+from llm_op_guard.contract.expressions import LOOPS, calls_in, names_in, suggestion
+from llm_op_guard.contract.loops import unrolled
 from llm_op_guard.contract.model import (
     Alternative,
     Assign,
@@ -18,11 +19,11 @@ from llm_op_guard.contract.model import (
     DeviceOf,
     DeviceSymbol,
     Dtype,
-    DtypeName,
     DtypeOf,
     DtypeSet,
     DtypeSymbol,
     Expr,
+    For,
     If,
     Leaf,
     Like,
@@ -35,6 +36,7 @@ from llm_op_guard.contract.model import (
     Rule,
     ScalarType,
     Size,
+    Source,
     Statement,
     SymbolKind,
     TensorType,
@@ -45,7 +47,7 @@ from llm_op_guard.contract.model import (
 )
 from llm_op_guard.contract.solve import inverse
 from llm_op_guard.contract.uses import check_uses
-from llm_op_guard.contract.vocabulary import DEVICE_TYPES, DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, KEYWORDS
+from llm_op_guard.contract.vocabulary import DEVICE_TYPES, DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, KEYWORDS, dtype_names
 
 # Names that an expression may use for what they are: dtypes and sets of them.
 _CONSTANTS = frozenset({*DTYPE_NAMES, *DTYPE_SETS})
@@ -54,7 +56,7 @@ _CONSTANTS = frozenset({*DTYPE_NAMES, *DTYPE_SETS})
 def validated(contract: Contract) -> Contract:
     """The same contract with its symbols, clauses and rules filled in; raises ContractError for what is refused."""
     _check_parameters(contract)
-    clauses = tuple(_flatten(contract.body, ()))
+    clauses = tuple(_flatten(contract.body, (), contract.source))
     contract = replace(contract, clauses=clauses)
     symbols = _symbols(contract)
     contract = replace(contract, symbols=symbols)
@@ -75,11 +77,13 @@ def validated(contract: Contract) -> Contract:
 # ---------------------------------------------------------------- structure
 
 
-def _flatten(body: Iterable[Statement], conditions: tuple[Condition, ...]) -> Iterator[Clause]:
+def _flatten(body: Iterable[Statement], conditions: tuple[Condition, ...], source: Source) -> Iterator[Clause]:
     for statement in body:
         if isinstance(statement, If):
-            yield from _flatten(statement.body, (*conditions, Condition(statement.test, True)))
-            yield from _flatten(statement.orelse, (*conditions, Condition(statement.test, False)))
+            yield from _flatten(statement.body, (*conditions, Condition(statement.test, True)), source)
+            yield from _flatten(statement.orelse, (*conditions, Condition(statement.test, False)), source)
+        elif isinstance(statement, For):
+            yield from _flatten(unrolled(statement, source), conditions, source)
         else:
             yield Clause(statement, conditions)
 
@@ -120,7 +124,7 @@ def paths_in_type(declared: Type) -> Iterator[Path]:
 
 def _check_parameters(contract: Contract) -> None:
     reserved = {*KEYWORDS, "result"} & set(contract.parameters)
-    for clause in _flatten(contract.body, ()):
+    for clause in _flatten(contract.body, (), contract.source):
         for node in ast.walk(clause.statement.node):
             if isinstance(node, ast.Name) and node.id in reserved:
                 raise contract.source.error(f"{node.id!r} is a parameter here and a word of the language", node)
@@ -285,25 +289,6 @@ def _dtype_meets(a: Dtype, b: Dtype) -> bool:
     return bool(dtype_names(a) & dtype_names(b))
 
 
-def dtype_names(dtype: DtypeName | DtypeSet) -> frozenset[str]:
-    """The exact dtype names that a name or set of dtypes stands for."""
-    if isinstance(dtype, DtypeName):
-        return frozenset({dtype.name})
-    match dtype.name:
-        case "any":
-            return frozenset(DTYPE_NAMES)
-        case "half":
-            return frozenset({"float16", "bfloat16"})
-        case "boolean":
-            return frozenset({"bool"})
-        case "floating":
-            return frozenset(name for name in DTYPE_NAMES if name.startswith(("float", "bfloat")))
-        case "integer":
-            return frozenset(name for name in DTYPE_NAMES if name.startswith(("int", "uint")))
-        case _:
-            return frozenset(name for name in DTYPE_NAMES if name.startswith("complex"))
-
-
 # ---------------------------------------------------------------- binding
 
 
@@ -384,7 +369,7 @@ def _classified(contract: Contract) -> tuple[Clause, ...]:
         costs, late = _name_properties(contract, clauses, bound_by)
         for index, clause in enumerate(clauses):
             names, functions = _reads(clause, contract.symbols)
-            costly = any(FUNCTIONS[f].cost_class == "B" for f in functions) or any(costs.get(n) == "B" for n in names)
+            costly = any(_is_costly(f) for f in functions) or any(costs.get(n) == "B" for n in names)
             promised = isinstance(clause.statement, Require) and clause.statement.promised
             after = promised or "result" in names or any(late.get(name, False) for name in names)
             cost_class: CostClass = "B" if costly else clause.cost_class
@@ -392,6 +377,11 @@ def _classified(contract: Contract) -> tuple[Clause, ...]:
                 clauses[index] = replace(clause, cost_class=cost_class, after_call=after or clause.after_call)
                 changed = True
     return tuple(clauses)
+
+
+def _is_costly(function: str) -> bool:
+    # A loop is as long as what it goes through.
+    return function in LOOPS or (function in FUNCTIONS and FUNCTIONS[function].cost_class == "B")
 
 
 def _name_properties(

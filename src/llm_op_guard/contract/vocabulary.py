@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from llm_op_guard.contract.model import CostClass
+from llm_op_guard.contract.model import CostClass, DtypeName, DtypeSet
 
 DTYPE_NAMES = (
     "float64", "float32", "float16", "bfloat16",
@@ -148,6 +148,25 @@ FUNCTIONS: dict[str, Function] = {
 def declare(function: Function) -> None:
     """Add a function to the language: what an integration can read that the language cannot."""
     FUNCTIONS[function.name] = function
+
+
+def dtype_names(dtype: DtypeName | DtypeSet) -> frozenset[str]:
+    """The exact dtype names that a name or set of dtypes stands for."""
+    if isinstance(dtype, DtypeName):
+        return frozenset({dtype.name})
+    match dtype.name:
+        case "any":
+            return frozenset(DTYPE_NAMES)
+        case "half":
+            return frozenset({"float16", "bfloat16"})
+        case "boolean":
+            return frozenset({"bool"})
+        case "floating":
+            return frozenset(name for name in DTYPE_NAMES if name.startswith(("float", "bfloat")))
+        case "integer":
+            return frozenset(name for name in DTYPE_NAMES if name.startswith(("int", "uint")))
+        case _:
+            return frozenset(name for name in DTYPE_NAMES if name.startswith("complex"))
 
 
 # Words with a meaning of their own; no parameter, symbol or assigned name can be spelt so.

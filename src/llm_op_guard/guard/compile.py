@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from llm_op_guard.contract.vocabulary import DTYPE_NAMES
 from llm_op_guard.guard import functions, reading
-from llm_op_guard.guard.evaluate import dtype_values, dtypes_named
+from llm_op_guard.guard.evaluate import dtype_values, dtypes_named, evaluated
 from llm_op_guard.guard.source import CHECK, CheckSource
 
 _serial = itertools.count(1)
@@ -66,6 +66,7 @@ _NAMESPACE: dict[str, Any] = {
     "_unset": reading.UNSET,
     "_attribute": reading.attribute,
     "_attribute_or_unset": reading.optional_attribute,
+    "_evaluated": evaluated,
     "_item": reading.item,
     "_looked_up": reading.looked_up,
     "_sliced": reading.sliced,

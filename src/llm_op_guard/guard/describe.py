@@ -15,6 +15,8 @@ def describe_rule(rule: Expr, values: Values) -> tuple[str, str, str | None]:
     """(observed, expected, argument or None) for a rule that came out false."""
     node = _first_false(rule.node, values)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        if node.func.id == "all":
+            return _describe_item(node, values)
         if node.func.id in functions.LOCATORS:
             return _describe_elements(node.func.id, node, values)
         return _operands(node.args, values), ast.unparse(node), None
@@ -28,6 +30,21 @@ def _first_false(node: ast.expr, values: Values) -> ast.expr:
     while isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
         node = next(part for part in node.values if not values.value_of(part))
     return node
+
+
+def _describe_item(node: ast.Call, values: Values) -> tuple[str, str, str | None]:
+    """The first item of a loop that breaks its condition."""
+    loop = node.args[0]
+    assert isinstance(loop, ast.GeneratorExp)
+    for number in values.each(loop):
+        try:
+            if values.value_of(loop.elt):
+                continue
+        except INAPPLICABLE:
+            continue
+        observed, expected, _ = describe_rule(Expr.of(loop.elt), values)
+        return f"{observed} at item {number} of {ast.unparse(loop.generators[0].iter)}", expected, None
+    return "the condition is false", ast.unparse(node), None
 
 
 def _describe_elements(name: str, node: ast.Call, values: Values) -> tuple[str, str, str | None]:

@@ -7,9 +7,10 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
-from llm_op_guard.contract.expressions import names_in
+from llm_op_guard.contract.expressions import LOOPS, names_in
 from llm_op_guard.contract.model import (
     DtypeSet,
+    Expr,
     Like,
     NoneType,
     Path,
@@ -243,6 +244,8 @@ class ExpressionWriter:
                 return "{} if {} else {}".format(*codes), "other"
             case ast.Tuple(elts=items) | ast.List(elts=items):
                 return f"({''.join(f'{self._item(item)}, ' for item in items)})", "other"
+            case ast.Call(func=ast.Name(id=name)) if name in LOOPS:
+                return self._evaluated(node), "other"
             case ast.Call(func=ast.Name(id=name)):
                 return self._call(name, node), "other"
         raise AssertionError(ast.dump(node))
@@ -366,6 +369,21 @@ class ExpressionWriter:
             return f"_multiply({a}, {b})", "other"
         return f"{atom(a)} {_OPERATORS[type(op)]} {atom(b)}", "number" if numbers else "other"
 
+    def _evaluated(self, node: ast.Call) -> str:
+        """A loop is not written as source: the check evaluates it as `explain` does."""
+        self.fallible = True
+        self.may_break = True
+        expr = f"_expression_{len(self.names.constants)}"
+        self.names.constants[expr] = (Expr.of(node), self.contract.constants)
+        names = {name: self.names.own(name) for name in names_in(node)}
+        given = {*self.contract.parameters, "result"}
+        unsure = {name for name in names if name in {*self.contract.symbols, *self.contract.assigned}}
+        for name in unsure:
+            if not self._is_sure(name, self.given):
+                self.maybe.add(name)
+        items = "".join(f"{name!r}: {own}, " for name, own in names.items() if name in given or name in unsure)
+        return f"_evaluated(*{expr}, {{{items}}}, {tuple(sorted(unsure))!r})"
+
     def _argument(self, kind: str, node: ast.expr) -> str:
         if kind == "tensor":
             return self._tensor(node)
@@ -404,7 +422,7 @@ def _first_read(node: ast.expr) -> tuple[ast.expr | None, bool]:
                 node = first
             case ast.BoolOp(values=[first, *_]):
                 node = first
-            case ast.Call(func=ast.Name(id=name), args=[first, *_]) if name not in ("has", "get"):
+            case ast.Call(func=ast.Name(id=name), args=[first, *_]) if name in FUNCTIONS and name not in ("has", "get"):
                 if FUNCTIONS[name].arguments[0][1] == "tensor":
                     return first, True
                 node = first
