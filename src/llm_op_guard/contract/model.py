@@ -75,12 +75,18 @@ class Path:
     root: str
     steps: tuple[str | tuple[str | int], ...] = ()
 
-    def item(self, index: int) -> Path:
-        """The path to an item of the sequence here."""
+    def item(self, index: int | str) -> Path:
+        """The path to an item of the sequence here; `_` stands for any."""
         return Path(self.root, (*self.steps, (index,)))
 
     def __str__(self) -> str:
-        return self.root + "".join(f".{step}" if isinstance(step, str) else f"[{step[0]!r}]" for step in self.steps)
+        return self.root + "".join(_step_text(step) for step in self.steps)
+
+
+def _step_text(step: str | tuple[str | int]) -> str:
+    if isinstance(step, str):
+        return f".{step}"
+    return "[_]" if step == ("_",) else f"[{step[0]!r}]"
 
 
 # ---------------------------------------------------------------- types
@@ -276,7 +282,15 @@ class TupleType:
     text: str
 
 
-Alternative = TensorType | NoneType | ScalarType | LiteralType | Like | TupleType
+@dataclass(frozen=True)
+class ListType:
+    """`list[type]`: a list or tuple of any length, every item of the type."""
+
+    item: Type
+    text: str
+
+
+Alternative = TensorType | NoneType | ScalarType | LiteralType | Like | TupleType | ListType
 
 
 @dataclass(frozen=True)

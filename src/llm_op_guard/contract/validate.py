@@ -16,7 +16,6 @@ from llm_op_guard.contract.model import (
     Contract,
     CostClass,
     Declare,
-    DeviceOf,
     DeviceSymbol,
     Dtype,
     DtypeOf,
@@ -27,12 +26,11 @@ from llm_op_guard.contract.model import (
     If,
     Leaf,
     Like,
+    ListType,
     LiteralType,
     NoneType,
-    Path,
     Require,
     Rest,
-    RestOf,
     Rule,
     ScalarType,
     Size,
@@ -48,6 +46,7 @@ from llm_op_guard.contract.model import (
 from llm_op_guard.contract.solve import inverse
 from llm_op_guard.contract.uses import check_uses
 from llm_op_guard.contract.vocabulary import DEVICE_TYPES, DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, KEYWORDS, dtype_names
+from llm_op_guard.contract.walk import declared_paths, items_of, paths_in_type, tensor_types
 
 # Names that an expression may use for what they are: dtypes and sets of them.
 _CONSTANTS = frozenset({*DTYPE_NAMES, *DTYPE_SETS})
@@ -92,31 +91,6 @@ def exclusive(a: Iterable[Condition], b: Iterable[Condition]) -> bool:
     """Whether two branches can never both be taken: one wants a test true that the other wants false."""
     wanted = {condition.test: condition.wanted for condition in a}
     return any(wanted.get(condition.test, condition.wanted) != condition.wanted for condition in b)
-
-
-def tensor_types(declared: Type) -> Iterator[TensorType]:
-    """Every tensor alternative of a type, those inside tuples included."""
-    for alternative in declared.alternatives:
-        if isinstance(alternative, TensorType):
-            yield alternative
-        elif isinstance(alternative, TupleType):
-            for item in alternative.items:
-                yield from tensor_types(item)
-
-
-def paths_in_type(declared: Type) -> Iterator[Path]:
-    """Every path whose dtype, shape or device a type refers to."""
-    for alternative in declared.alternatives:
-        match alternative:
-            case Like(path=path):
-                yield path
-            case TupleType(items=items):
-                for item in items:
-                    yield from paths_in_type(item)
-            case TensorType(dtypes=dtypes, dims=dims, devices=devices):
-                for part in (*dtypes, *(dims or ()), *(devices or ())):
-                    if isinstance(part, DtypeOf | RestOf | DeviceOf):
-                        yield part.path
 
 
 # ---------------------------------------------------------------- names
@@ -252,9 +226,8 @@ def _check_type(declared: Type, statement: Declare, contract: Contract) -> None:
         if path == statement.path:
             raise contract.source.error(f"{path} is declared by itself", statement.node)
     for alternative in alternatives:
-        if isinstance(alternative, TupleType):
-            for item in alternative.items:
-                _check_type(item, statement, contract)
+        for item in items_of(alternative):
+            _check_type(item, statement, contract)
 
 
 def _overlap(a: Alternative, b: Alternative) -> bool:
@@ -271,6 +244,8 @@ def _overlap(a: Alternative, b: Alternative) -> bool:
             return type(first) is type(second) and first == second
         case TupleType(items=first), TupleType(items=second):
             return len(first) == len(second)
+        case (ListType(), ListType() | TupleType()) | (TupleType(), ListType()):
+            return True
     return False
 
 
@@ -454,15 +429,6 @@ def _aspects(declared: Type) -> Iterator[str]:
         yield "shape"
     if likes or any(tensor.devices is not None for tensor in tensors):
         yield "device"
-
-
-def declared_paths(path: Path, declared: Type) -> Iterator[tuple[Path, Type]]:
-    """A declaration's path and, for tuples, those of the items."""
-    yield path, declared
-    for alternative in declared.alternatives:
-        if isinstance(alternative, TupleType):
-            for index, item in enumerate(alternative.items):
-                yield from declared_paths(path.item(index), item)
 
 
 def _check_repeated(rules: tuple[Rule, ...], contract: Contract) -> None:

@@ -23,6 +23,7 @@ from llm_op_guard.contract.model import (
     DtypeSymbol,
     Expr,
     Like,
+    ListType,
     LiteralType,
     NoneType,
     Path,
@@ -37,6 +38,9 @@ from llm_op_guard.contract.solve import inverse
 from llm_op_guard.guard import functions
 from llm_op_guard.guard.evaluate import Values, dtype_values
 from llm_op_guard.guard.reading import INAPPLICABLE, SCALAR_TESTS, Broken, is_a, is_tensor
+
+# Items of a list that are looked at; more would take longer than the operator.
+LONGEST_LIST = 10_000
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,9 @@ class Bindings:
         match committed(declared, value):
             case TupleType(items=items):
                 for index, item in enumerate(items):
+                    yield from self._tensors_in(path.item(index), item)
+            case ListType(item=item):
+                for index in range(min(len(value), LONGEST_LIST) if is_a(value, tuple | list) else 0):
                     yield from self._tensors_in(path.item(index), item)
             case TensorType() as tensor if is_tensor(value) and tensor.accepts_rank(len(value.shape)):
                 yield path, tensor, value
@@ -220,6 +227,8 @@ def fits(alternative: Alternative, value: Any) -> bool:
             return is_tensor(value)
         case TupleType(items=items):
             return is_a(value, tuple | list) and len(value) == len(items)
+        case ListType():
+            return is_a(value, tuple | list)
         case TensorType():
             return is_tensor(value) and alternative.accepts_rank(len(value.shape)) and dtype_fits(alternative, value)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from typing import Any
 
-from llm_op_guard.contract.model import Expr, path_of
+from llm_op_guard.contract.model import DtypeOf, Expr, TensorType, path_of
 from llm_op_guard.guard import functions
 from llm_op_guard.guard.evaluate import Values, show
 from llm_op_guard.guard.reading import INAPPLICABLE, Broken
@@ -88,3 +89,36 @@ def _shown(node: ast.expr, values: Values) -> list[tuple[str, str]]:
 
 
 _CONSTANT_NAMES: frozenset[str] = frozenset({"floating", "half", "integer", "boolean", "complexes", "any"})
+
+
+def without_repeats(options: Iterable[str]) -> list[str]:
+    """`B = 1` and `1` say the same."""
+    kept: list[str] = []
+    for option in options:
+        if not any(earlier.endswith(f"= {option}") for earlier in kept):
+            kept.append(option)
+    return kept
+
+
+def dtypes_text(tensor: TensorType) -> str:
+    """The dtypes that a type accepts."""
+    names = [f"{dtype.path}.dtype" if isinstance(dtype, DtypeOf) else dtype.name for dtype in tensor.dtypes]
+    return " or ".join(names)
+
+
+def shape_text(tensor: TensorType) -> str:
+    """The sizes of a type as they are written."""
+    start = tensor.text.find("[")
+    return tensor.text[start : tensor.text.rfind("]") + 1]
+
+
+def rank_text(tensor: TensorType) -> str:
+    """The ranks that a type accepts."""
+    dims = tensor.dims or ()
+    return str(len(dims)) if tensor.rest_index is None else f"{len(dims) - 1} or more"
+
+
+def kind_text(value: Any) -> str:
+    """What kind of thing a value is, without asking it."""
+    cls = type(value)
+    return cls.__name__ if cls.__module__ == "builtins" else f"{cls.__module__.split('.')[0]}.{cls.__name__}"

@@ -13,6 +13,7 @@ from llm_op_guard.contract.model import Contract, CostClass, Path, Require
 from llm_op_guard.errors import GuardError, GuardInternalWarning, GuardWarning
 from llm_op_guard.guard.compile import compile_check
 from llm_op_guard.guard.explain import explain
+from llm_op_guard.guard.interpret import interpreted_check, interpreted_check_after, is_interpreted
 from llm_op_guard.guard.plan import Plan, plan_check
 from llm_op_guard.guard.reading import Snapshot, is_shapeless, is_tracing
 from llm_op_guard.guard.source import check_source
@@ -75,6 +76,9 @@ class Guard:
         # Class B rules use the symbols that class A statements bind, so A is always compiled in.
         wanted = frozenset({"A", *classes})
         if wanted not in self._checks:
+            if is_interpreted(self.contract):
+                self._checks[wanted] = self._interpreted(wanted)
+                return self._checks[wanted]
             before = plan_check(self.contract, wanted)
             after = plan_check(self.contract, wanted, after_call=True)
             self._checks[wanted] = (
@@ -82,6 +86,20 @@ class Guard:
                 None if after is None else self._compiled(after, wanted),
             )
         return self._checks[wanted]
+
+    def _interpreted(self, classes: frozenset[CostClass]) -> tuple[Callable[..., Any], Callable[..., None] | None]:
+        before, after = (plan_check(self.contract, classes, after_call=late) for late in (False, True))
+        outcome = _Outcome(self, before.with_parameters(self.parameters), classes) if before is not None else None
+        check = (
+            interpreted_check(self.contract, self.parameters, classes, _untraced(outcome.failed, self.operator))
+            if outcome is not None
+            else _nothing
+        )
+        if after is None:
+            return check, None
+        late = _Outcome(self, after.with_parameters(self.parameters), classes)
+        failed = _untraced(late.failed_interpreted, self.operator)
+        return check, interpreted_check_after(self.contract, self.parameters, classes, failed)
 
     def source(self, classes: Iterable[CostClass]) -> str:
         """The generated source of the check before the call, to read."""
@@ -138,6 +156,12 @@ class _Outcome:
         names, paths = self._plan.known, self._plan.snapshots
         known = {name: value for name, value in zip(names, state, strict=False) if value is not None}
         at_entry = dict(zip(paths, state[len(names) :], strict=False))
+        values = dict(zip(self._plan.parameters, arguments, strict=True))
+        return self._explained({**values, "result": result}, known=known, at_entry=at_entry)
+
+    def failed_interpreted(self, handed: tuple[Any, Any, tuple[Any, ...]]) -> GuardError | None:
+        """As `failed_after`, for a check that `explain` itself makes."""
+        result, (_, known, at_entry), arguments = handed
         values = dict(zip(self._plan.parameters, arguments, strict=True))
         return self._explained({**values, "result": result}, known=known, at_entry=at_entry)
 
