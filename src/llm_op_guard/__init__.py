@@ -14,7 +14,7 @@ from llm_op_guard.errors import (
     PolicyError,
 )
 from llm_op_guard.guard.violation import Violation
-from llm_op_guard.policy import policy, set_policy
+from llm_op_guard.policy import disable, enable, policy, set_policy
 
 # A library leaves it to the program whether and where its log is written.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
@@ -32,6 +32,8 @@ __all__ = [
     "PolicyError",
     "Violation",
     "__version__",
+    "disable",
+    "enable",
     "guard",
     "install",
     "installed",

@@ -33,7 +33,7 @@ class Dispatcher:
 
         A suspect rule never does more than warn. Whatever is warned of is warned of once per rule and site.
         """
-        effective = current(guard.defaults)
+        effective = current(guard.defaults, guard.names)
         acted = [(violation, _action(effective, violation)) for violation in violations]
         acted = [(violation, action) for violation, action in acted if action is not Action.OFF]
         told = _dressed(guard, [violation for violation, _ in acted], arguments)
