@@ -58,7 +58,7 @@ class Violation:
 
     `argument` is what to look at first, `observed` and `expected` say what is wrong with it, `bindings` where the
     symbols of the rule got their values, `because` why the rule holds, `hint` the likely cause. `site` is where the
-    guard is installed, `call_site` who called it.
+    guard is installed, `call_site` who called it. `waived` is the reason of the waiver that let it pass, if one did.
     """
 
     operator: str
@@ -77,6 +77,7 @@ class Violation:
     contract_id: str = ""
     contract_hash: str = ""
     error: str | None = field(default=None)
+    waived: str | None = None
 
     @property
     def summary(self) -> str:
