@@ -52,7 +52,8 @@ class _Place:
     pending: int = 0
     written: int = 0
     due: int = 1  # how many pending ones are written as a line
-    diagnosis: dict[str, Any] | None = None  # until it stands in the file
+    diagnosis: dict[str, Any] | None = None
+    explained_in: int = 0  # the file that has the diagnosis, by its inode
 
 
 class JsonLines:
@@ -170,28 +171,32 @@ class JsonLines:
             "last": place.last,
             "pid": os.getpid(),
         }
-        if place.diagnosis is not None:
-            entry["diagnosis"] = place.diagnosis
         place.due = 2 * place.pending  # where it fails
-        self._append(entry)
+        self._append(entry, place)
         place.written += place.pending
-        place.pending, place.diagnosis, place.due = 0, None, place.written
+        place.pending, place.due = 0, place.written
 
-    def _append(self, entry: dict[str, Any]) -> None:
-        """Write one line; raises OSError."""
-        line = json.dumps(entry, ensure_ascii=True, default=str).encode() + _NEWLINE
+    def _append(self, entry: dict[str, Any], place: _Place | None = None) -> None:
+        """Write one line, with the diagnosis of its place when this file does not have it yet; raises OSError."""
         file = self._open()
         try:
+            before = b""
             if stat.S_ISREG(os.fstat(file).st_mode):  # not a pipe or a device
                 if self._lines(file) >= self._most and self._rotate(file):
                     os.close(file)
                     file = -1
                     file = self._open()
                 if not _ends_a_line(file):
-                    line = _NEWLINE + line
+                    before = _NEWLINE
+            inode = os.fstat(file).st_ino
+            if place is not None and place.explained_in != inode:
+                entry = {**entry, "diagnosis": place.diagnosis}
+            line = before + json.dumps(entry, ensure_ascii=True, default=str).encode() + _NEWLINE
             written = os.write(file, line)
             if written != len(line):
                 raise OSError(f"only {written} of {len(line)} bytes could be written")
+            if place is not None:
+                place.explained_in = inode
         finally:
             if file != -1:
                 os.close(file)
@@ -264,7 +269,10 @@ _sinks: list[JsonLines] = []
 
 
 def _ends_a_line(file: int) -> bool:
-    """Not so where a process died while it wrote, or the disk was full."""
+    """Not so where a process died while it wrote, or the disk was full.
+
+    Nor while another process is just writing: then an empty line comes of it, which readers pass over.
+    """
     if os.fstat(file).st_size == 0:
         return True
     os.lseek(file, -1, os.SEEK_END)
