@@ -150,6 +150,8 @@ def test_record_gives_way_to_the_environment(policy: str, goes_on: bool, written
     done = run("--record", str(file), program(tmp_path, OWN), LLM_OP_GUARD=policy)
     assert (done.returncode == 0, "went on" in done.stdout) == (goes_on, goes_on), done.stderr
     assert (len(file.read_text().splitlines()) if file.exists() else 0) == written
+    shown = f"llm-op-guard: violations are recorded; read them with: llm-op-guard report {file}\n"
+    assert (shown in done.stderr) == bool(written)
     assert done.stderr.splitlines()[-1].endswith(f"{written} violation{'' if written == 1 else 's'}")
 
 

@@ -392,3 +392,28 @@ except og.GuardError:
     print('guarded')
 """
     assert run(program, "") == "7\nguarded\n"
+
+
+def test_tasks_have_their_own_operators() -> None:
+    @og.guard("n: int")
+    async def first(n: Any) -> Any:
+        await asyncio.sleep(0)
+        return n
+
+    async def quiet() -> Any:
+        with og.policy(A="off", operator="first"):
+            await asyncio.sleep(0.01)
+            return await first("x")
+
+    async def strict() -> bool:
+        await asyncio.sleep(0.005)
+        try:
+            await first("x")
+        except og.GuardError:
+            return True
+        return False
+
+    async def both() -> list[Any]:
+        return await asyncio.gather(quiet(), strict())
+
+    assert asyncio.run(both()) == ["x", True]

@@ -367,6 +367,12 @@ def _announce() -> None:
 # ---------------------------------------------------------------- the rest of the environment
 
 
+def from_environment() -> Layer:
+    """What `LLM_OP_GUARD` says; raises PolicyError where it cannot be understood."""
+    _state.base()
+    return _state.environment or Layer()
+
+
 def record_file() -> str | None:
     """The file that `LLM_OP_GUARD_RECORD` names, if it names one."""
     return os.environ.get(RECORD_VARIABLE, "").strip() or None

@@ -174,6 +174,9 @@ def summarise(out: Terminal) -> None:
         reason = _why_nothing(sites, checks)
         if reason:
             out.warning(f"nothing was checked: {reason}")
+        sink = api.record.sink
+        if sink is not None and violations:
+            out.line(f"llm-op-guard: violations are recorded; read them with: llm-op-guard report {sink.path}")
         line = f"llm-op-guard: {_count(sites, 'site')}, {_count(checks, 'check')}, {_count(violations, 'violation')}"
         out.line(out.paint(line, "red") if violations else line)
     except (OSError, ValueError):  # the program closed stderr

@@ -66,6 +66,8 @@ def test_a_table_by_site_and_rule_most_frequent_first(tmp_path: Path, capsys: Ca
         "    called from a.py:3 in main",
         "45 violations of 2 rules",
     ]
+    page = Path(__file__).parents[2] / "docs" / "production.md"
+    assert "\n".join(told.out.splitlines()[:6]) in page.read_text(encoding="utf-8")
 
 
 def test_what_record_to_writes_can_be_read(tmp_path: Path, capsys: Capture) -> None:

@@ -123,6 +123,21 @@ def test_a_suspect_rule_warned_of_before_is_counted(file: Path) -> None:
     assert total(file) == 10
 
 
+def test_a_suspect_rule_warned_of_before_recording_began_is_counted_with_its_diagnosis(file: Path) -> None:
+    og.set_policy(default="raise")
+
+    @og.guard("n: int\nrequire(n < 5, id='small', certain=False)")
+    def operator(n: int) -> int:
+        return n
+
+    with pytest.warns(og.GuardWarning):
+        operator(9)
+    og.record_to(file)
+    operator(9)
+    operator(9)
+    assert total(file) == 2 and entries(file)[0]["diagnosis"]["rule_id"] == "small"
+
+
 def test_many_call_sites_take_little_memory(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sink, "_MOST_PLACES", 5)
     og.record_to(file)
@@ -238,6 +253,33 @@ def test_a_fork_counts_for_itself(file: Path) -> None:
     og.record_to(None)
     assert total(file) == 20
     assert sum(entry["count"] for entry in entries(file) if entry["pid"] == worker.pid) == 10
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_fork_waits_for_no_lock_of_its_parents_threads(tmp_path: Path) -> None:
+    code = """
+import threading
+from llm_op_guard import api
+policy = sys.modules['llm_op_guard.policy']
+locks = [og.record._lock, api._waivers._lock, policy._state.lock, og.record.sink._lock]
+def hold():
+    for lock in locks: lock.acquire()
+    held.set()
+    threading.Event().wait()
+held = threading.Event()
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+pid = os.fork()
+if pid == 0:
+    f('x')
+    with og.waive('n.type', site='s', reason='r'), og.policy(A='record'):
+        f('x')
+    os._exit(0)
+print(os.waitpid(pid, 0)[1], flush=True)
+os._exit(0)
+"""
+    done = program(code, LLM_OP_GUARD="A=record", LLM_OP_GUARD_RECORD=str(tmp_path / "guards.jsonl"))
+    assert done.stdout == "0\n", done.stderr
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full disk here")

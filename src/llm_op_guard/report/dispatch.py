@@ -62,6 +62,9 @@ class Dispatcher:
         """Whether all of these suspect rules have been warned about here before; counts them if so."""
         if not self._warned.get(guard, set()).issuperset(rule_ids):
             return False
+        sink = self.record.sink
+        if sink is not None and not all(sink.knows(guard.site, rule_id) for rule_id in rule_ids):
+            return False  # the file wants a diagnosis
         found = [self.waivers.matching(guard.site, rule_id) for rule_id in rule_ids]
         if any(waiver is not None and not waiver.expired for waiver in found):
             return False  # what is waived is marked, which takes its explanation

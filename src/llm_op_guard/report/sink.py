@@ -111,6 +111,10 @@ class JsonLines:
             if key is not None:
                 self._happened(key, _now())
 
+    def knows(self, site: str, rule_id: str) -> bool:
+        """Whether there is a place that `count` can count on."""
+        return any(key[:2] == (site, rule_id) for key in tuple(self._places))
+
     def false_alarm(self, rule_id: str, site: str, note: str) -> None:
         """Write down that somebody says a rule was wrong."""
         entry = {"kind": "false_alarm", "rule": rule_id, "site": site, "note": note[:_MOST_NOTE], "time": _now()}
