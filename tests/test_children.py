@@ -229,9 +229,13 @@ def test_the_environment_installs_at_import(value: str) -> None:
     assert json.loads(done.stdout) == ["transformers"]
 
 
-def test_a_library_that_is_unknown_is_an_error_at_import() -> None:
-    done = python("-c", "import llm_op_guard", LLM_OP_GUARD_INSTALL="vlm")
-    assert "InstallError: nothing is known of 'vlm'" in done.stderr
+def test_a_library_that_is_unknown_is_a_warning_at_import() -> None:
+    done = python("-c", "import llm_op_guard; print('ran')", LLM_OP_GUARD_INSTALL="vlm")
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    assert (
+        "GuardWarning: llm-op-guard guards nothing in this process: nothing is known of 'vlm'; known: transformers "
+        "(from LLM_OP_GUARD_INSTALL)" in done.stderr
+    )
 
 
 def test_an_empty_value_installs_nothing() -> None:

@@ -217,6 +217,16 @@ def test_the_file_is_read_once_and_when_it_is_needed(tmp_path: Path, monkeypatch
     assert [v.waived for v in og.record.violations] == ["as agreed"] * 2
 
 
+def test_threads_read_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project(tmp_path, table(**GOOD), monkeypatch)
+    threads = [threading.Thread(target=og.waivers) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(og.waivers()) == 1
+
+
 def test_install_reads_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project(tmp_path, table(**{**GOOD, "reason": "3"}), monkeypatch)
     with pytest.raises(og.PolicyError):

@@ -7,6 +7,7 @@ import datetime
 import inspect
 import os
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, TypeVar, overload
 from llm_op_guard.contract.expressions import suggestion
 from llm_op_guard.contract.model import Contract, Source
 from llm_op_guard.contract.parse import dedented, docstring_section, parse_body, parse_file
-from llm_op_guard.errors import ContractError, InstallError
+from llm_op_guard.errors import ContractError, GuardWarning, InstallError, LlmOpGuardError
 from llm_op_guard.guard import functions
 from llm_op_guard.guard.guard import Guard
 from llm_op_guard.guard.plan import plan_check
@@ -24,7 +25,7 @@ from llm_op_guard.install.installer import Candidate, Installer, Integration, Re
 from llm_op_guard.install.patch import copy_function
 from llm_op_guard.install.site import Refusal, Site
 from llm_op_guard.integrations import transformers as _transformers
-from llm_op_guard.policy import Action, Policy, Setting, libraries_to_install, on_change, record_file
+from llm_op_guard.policy import INSTALL_VARIABLE, Action, Policy, Setting, libraries_to_install, on_change, record_file
 from llm_op_guard.report.dispatch import Dispatcher
 from llm_op_guard.report.record import Record
 from llm_op_guard.report.sink import JsonLines
@@ -373,9 +374,13 @@ def _read_surroundings() -> None:
 
 
 def install_from_environment() -> None:
-    """Install what `LLM_OP_GUARD_INSTALL` names; raises InstallError for a library that nothing is known of."""
-    if libraries := libraries_to_install():
-        install(*libraries)
+    """Install what `LLM_OP_GUARD_INSTALL` names; what is wrong is a warning, since this happens at import."""
+    try:
+        if libraries := libraries_to_install():
+            install(*libraries)
+    except LlmOpGuardError as error:
+        message = f"llm-op-guard guards nothing in this process: {error} (from {INSTALL_VARIABLE})"
+        warnings.warn(GuardWarning(message), stacklevel=2)
 
 
 def forget_surroundings() -> None:

@@ -77,16 +77,19 @@ class Waivers:
 
     def add(self, rule: object, site: object, reason: object, until: object = None) -> Waiver:
         """Waive one rule at one site; raises PolicyError."""
-        made = Waiver(
+        made = self._made(rule, site, reason, until)
+        with self._lock:
+            self._all = (*self._all, made)
+        return made
+
+    def _made(self, rule: object, site: object, reason: object, until: object = None) -> Waiver:
+        return Waiver(
             self,
             _text("rule", rule, "the id of one rule"),
             _one_site(_text("site", site, "where the guard is")),
             _text("reason", reason, "why this is right, for whoever reads it next"),
             _date(until),
         )
-        with self._lock:
-            self._all = (*self._all, made)
-        return made
 
     def remove(self, waiver: Waiver) -> None:
         """Forget a waiver."""
@@ -107,18 +110,19 @@ class Waivers:
 
         Raises PolicyError for an entry that is wrong, at each attempt.
         """
-        if self._file_read:
-            return
-        path = _nearest_file()
-        entries = [] if path is None else _entries(path)
-        for place, entry in entries:  # all of them are right, or none is taken
-            try:
-                _check_entry(entry)
-            except PolicyError as error:
-                raise PolicyError(f"{path}: {place}: {error}") from None
-        self._file_read = True
-        for _, entry in entries:
-            self.add(**entry)
+        with self._lock:
+            if self._file_read:
+                return
+            path = _nearest_file()
+            made = []
+            for place, entry in [] if path is None else _entries(path):
+                try:
+                    _check_keys(entry)
+                    made.append(self._made(**entry))
+                except PolicyError as error:
+                    raise PolicyError(f"{path}: {place}: {error}") from None
+            self._file_read = True
+            self._all = (*self._all, *made)  # all of them are right, or none is taken
 
     def clear(self) -> None:
         """Forget all, and read the file again when it is next needed; for tests."""
@@ -201,7 +205,7 @@ def _entries(path: Path) -> list[tuple[str, Any]]:
     return list(zip(places, entries, strict=True))
 
 
-def _check_entry(entry: object) -> None:
+def _check_keys(entry: object) -> None:
     if not isinstance(entry, dict):
         raise PolicyError(f"a waiver is a table with {', '.join(_KEYS)}; got {entry!r}")
     for key in entry:
@@ -209,4 +213,3 @@ def _check_entry(entry: object) -> None:
             raise PolicyError(f"unknown key {key!r}{suggestion(key, _KEYS)}; known: {', '.join(_KEYS)}")
     if missing := [key for key in _REQUIRED if key not in entry]:
         raise PolicyError(f"{missing[0]!r} is missing; a waiver has {', '.join(_REQUIRED)}, and perhaps until")
-    Waivers().add(**entry)
