@@ -64,6 +64,11 @@ class Guard:
         self._failed_inside = False
 
     @property
+    def names(self) -> tuple[str, str]:
+        """What a policy may call it: its operator, or its site."""
+        return self.operator, self.site
+
+    @property
     def classes(self) -> frozenset[CostClass]:
         """The cost classes that the contract has rules of."""
         return frozenset(rule.cost_class for rule in self.contract.rules)
@@ -188,7 +193,7 @@ class _Outcome:
             return None
         guard = self._guard
         try:
-            effective = current(guard.defaults)
+            effective = current(guard.defaults, guard.names)
             judged = frozenset(c for c in self._classes if effective.action(c) is not Action.OFF)
             violations = explain(
                 guard.contract,

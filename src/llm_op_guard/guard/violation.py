@@ -59,7 +59,7 @@ class Violation:
     `argument` is what to look at first, `observed` and `expected` say what is wrong with it, `bindings` where the
     symbols of the rule got their values, `because` why the rule holds, `hint` the likely cause. `site` is where the
     guard is installed, `call_site` who called it, `blames` whose rule it was to keep: the caller's, or (a promise of
-    the contract) the operator's.
+    the contract) the operator's. `waived` is the reason of the waiver that let it pass, if one did.
     """
 
     operator: str
@@ -79,6 +79,7 @@ class Violation:
     contract_hash: str = ""
     error: str | None = None
     blames: Literal["caller", "operator"] = "caller"
+    waived: str | None = None
 
     @property
     def summary(self) -> str:
