@@ -13,14 +13,14 @@ from typing import Any, TypeVar, overload
 
 from llm_op_guard.contract.expressions import suggestion
 from llm_op_guard.contract.model import Contract, Source
-from llm_op_guard.contract.parse import dedented, docstring_section, parse_body, parse_file, stub_signature
+from llm_op_guard.contract.parse import dedented, docstring_section, parse_body, parse_file
 from llm_op_guard.errors import ContractError, InstallError
 from llm_op_guard.guard import functions
 from llm_op_guard.guard.guard import Guard
 from llm_op_guard.guard.plan import plan_check
-from llm_op_guard.install.callables import GUARDED, Operation, no_parameters
 from llm_op_guard.install.callables import operation as operation_of
 from llm_op_guard.install.installer import Candidate, Installer, Integration, Report
+from llm_op_guard.install.operation import GUARDED, Operation, no_parameters
 from llm_op_guard.install.site import Refusal, Site
 from llm_op_guard.integrations import transformers as _transformers
 from llm_op_guard.policy import Action, Policy, Setting, on_change
@@ -28,7 +28,8 @@ from llm_op_guard.report.dispatch import Dispatcher
 from llm_op_guard.report.record import Record
 from llm_op_guard.values import plain
 
-F = TypeVar("F", bound=Callable[..., Any])
+# mypy does not call the last two callable, and they may stand below `@guard`.
+F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
 
 #: The violations of this process: `record.violations`, `record.counts`, `record.total`, `record.clear()`.
 record = Record()
@@ -186,7 +187,7 @@ def _body_contract(text: str, operation: Operation) -> Contract:
 
 
 def _fitting(contract: Contract, operation: Operation) -> Contract:
-    for name in operation.lacks(contract.parameters, stub_signature(contract)):
+    for name in operation.lacks(contract):
         raise ContractError(
             f"the contract {contract.name} has a parameter {name!r} that {operation.name} lacks"
             f"{suggestion(name, operation.parameters or ())}",
@@ -199,7 +200,7 @@ def _fitting(contract: Contract, operation: Operation) -> Contract:
 def _guarded(operation: Operation, contract: Contract) -> Any:
     _check_order(contract)
     made = _make_guard(contract, operation.name, operation.site, USER_DEFAULTS)
-    carrier, binding = operation.carrier(contract.parameters, made.parameters, stub_signature(contract))
+    carrier, binding = operation.carrier(contract, made.parameters)
     if inspect.isasyncgenfunction(carrier) and plan_check(contract, ("A", "B"), after_call=True) is not None:
         raise TypeError(
             f"{operation.name} is an async generator function, which has no result: take the rules about `result` out"

@@ -111,9 +111,8 @@ def stub_signature(contract: Contract) -> inspect.Signature | None:
             try:
                 value = ast.literal_eval(default)
             except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-                raise contract.source.error(
-                    "a default of a stub is a literal, such as 1, None or 'x'", default
-                ) from None
+                problem = "to guard this operator, a default in its stub has to be a literal, such as 1, None or 'x'"
+                raise contract.source.error(problem, default) from None
         return inspect.Parameter(argument.arg, kind, default=value)
 
     positional = [*arguments.posonlyargs, *arguments.args]

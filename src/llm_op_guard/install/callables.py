@@ -1,7 +1,7 @@
 """Every kind of callable → how a guard is put on it. `KINDS` and `REFUSED` are the whole of it; the first row fits.
 
 Either the code of a copy is swapped, which costs nothing when off, or a function that calls the thing stands in front
-of it. docs/callables.md shows these tables, and a test holds the page against them.
+of it. `make docs` writes these tables into docs/callables.md.
 """
 
 from __future__ import annotations
@@ -13,99 +13,14 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, cast
 
-from llm_op_guard.install.binding import Binding, usable
-from llm_op_guard.install.patch import copy_function
+from llm_op_guard.install.binding import usable
+from llm_op_guard.install.operation import GUARDED, Operation
 from llm_op_guard.install.stand_in import KernelStandIn, StandIn, launching, through
-from llm_op_guard.install.wrapper import Parameters
 
-# Where a guarded function keeps its site, which lives as long as the function.
-GUARDED = "__llm_op_guard__"
-
-
-@dataclass(frozen=True)
-class Operation:
-    """What is called in a callable, and how a guarded function is put in its place.
-
-    `qualname` and `module` say where it is. `documented` are the objects whose docstring or source may hold the
-    contract, the first one first. `signature` is what callers see, None where nobody can say. `function` is the
-    Python function whose code a copy shares, None where there is none. `front` makes the function that stands in
-    front otherwise, `place` puts the guarded function in its place and returns what the user gets.
-    """
-
-    qualname: str
-    module: str
-    documented: tuple[Any, ...]
-    signature: inspect.Signature | None
-    front: Callable[[], FunctionType]
-    place: Callable[[FunctionType], Any]
-    function: FunctionType | None = None
-
-    @property
-    def name(self) -> str:
-        """What reports call it."""
-        return self.qualname.rpartition("<locals>.")[2]
-
-    @property
-    def site(self) -> str:
-        """`module.qualified_name`."""
-        return f"{self.module}.{self.qualname}" if self.module else self.qualname
-
-    @property
-    def own(self) -> tuple[str, ...] | None:
-        """The parameters of the code that can be swapped, if there is any."""
-        return None if self.function is None else Parameters.of(self.function.__code__).all()
-
-    @property
-    def parameters(self) -> tuple[str, ...] | None:
-        """What callers see as parameters."""
-        return None if self.signature is None else tuple(self.signature.parameters)
-
-    def lacks(self, names: tuple[str, ...], stub: inspect.Signature | None) -> tuple[str, ...]:
-        """Those of `names` that are no parameters here; a stub says what a signature leaves open."""
-        if stub is not None and self._is_open:
-            return ()
-        known = {*(self.own or ()), *(self.parameters or ())}
-        return tuple(name for name in names if name not in known)
-
-    @property
-    def _is_open(self) -> bool:
-        """Whether the signature does not say what is taken."""
-        kinds = {parameter.kind for parameter in self.signature.parameters.values()} if self.signature else set()
-        return self.signature is None or bool(kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})
-
-    def carrier(
-        self, names: tuple[str, ...], wanted: tuple[str, ...], stub: inspect.Signature | None
-    ) -> tuple[FunctionType, Binding | None]:
-        """The function to guard for a contract with the parameters `names`, whose check takes `wanted`.
-
-        A Binding comes with it where the function takes its arguments packed.
-        """
-        function: Any = self.function  # mypy takes a function in a class for a method
-        if function is not None and set(names) <= set(self.own or ()):
-            return copy_function(function), None
-        signature = self.signature if self.signature and set(names) <= {*self.signature.parameters} else stub
-        if signature is None:
-            raise TypeError(no_parameters(self.name))
-        if inspect.isasyncgenfunction(self.function):
-            raise TypeError(
-                f"{self.name} is an async generator function whose decorator hides its parameters; "
-                f"put @og.guard below the other decorators, right above the def"
-            )
-        return self.front(), Binding(signature, wanted, self.name)
-
-
-def no_parameters(name: str) -> str:
-    """What to say where only a stub can name the parameters."""
-    last = name.rpartition(".")[2]
-    return (
-        f"Python cannot say what the parameters of {name} are; write a stub, def {last}(x, y, *, scale=1): …, in a "
-        f".contract file and hand og.guard what og.load reads from it"
-    )
-
-
-# ---------------------------------------------------------------- kinds
+# Where a function carries these, which torch.compile gave it, Dynamo looks beneath it and would miss the check.
+_DYNAMO_SKIPS = ("_torchdynamo_orig_callable", "_torchdynamo_inline")
 
 
 @dataclass(frozen=True)
@@ -170,8 +85,10 @@ def _function(target: FunctionType) -> Operation:
     name, _ = _names(target)
 
     def front() -> FunctionType:
-        made: FunctionType = functools.update_wrapper(through(target, _flavour(target)), target)  # type: ignore[assignment]
-        return made
+        made: Any = functools.update_wrapper(through(target, _flavour(target)), target)
+        for name in _DYNAMO_SKIPS:
+            vars(made).pop(name, None)
+        return cast(FunctionType, made)
 
     return Operation(
         qualname=name,
@@ -409,7 +326,7 @@ KINDS: tuple[Kind, ...] = (
         "deep copies are guarded; what comes out of a pickle is not",
     ),
     Kind(
-        "Triton kernel, `kernel[grid](…)`",
+        "Triton kernel, launched through `kernel[grid]`",
         lambda target: _kernel_function(target) is not None,
         _kernel,
         f"{_FRONT}: launches through `[grid]` are checked",
