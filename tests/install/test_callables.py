@@ -351,6 +351,17 @@ def test_module_instance() -> None:
         og.guard(MATRIX)(layer)
 
 
+def test_shallow_copies_of_modules() -> None:
+    """Why the page sends `copy.copy` and DataParallel to the class."""
+    layer = og.guard(MATRIX)(Bare())
+    assert copy.copy(layer).forward.__self__ is layer
+    of_class = copy.copy(Norm(3))
+    of_class.width = 4
+    refuses(of_class, torch.ones(2, 3))
+    replica = Norm(3)._replicate_for_data_parallel()
+    assert replica.forward.__self__ is replica
+
+
 def test_module_whose_forward_is_decorated() -> None:
     @og.guard(MATRIX + "\nrequire(D == self.width)")
     class Frozen(nn.Module):
@@ -503,7 +514,7 @@ def test_a_broken_call_names_its_arguments(tmp_path: Path) -> None:
         add(GOOD, torch.ones(2, 1))
     (violation,) = caught.value.violations
     assert [tensor.name for tensor in violation.tensors] == ["input", "other"]
-    assert violation.operator == "_VariableFunctionsClass.add"
+    assert (violation.operator, violation.site) == ("add", "torch.add")
     assert violation.call_site is not None and violation.call_site.file == __file__
 
 
@@ -549,7 +560,7 @@ def test_builtins_of_python() -> None:
 
     assert Holder().size([1]) == 1
     assert pickle.loads(pickle.dumps(guarded)) is len
-    assert copy.deepcopy(guarded) is guarded
+    assert copy.deepcopy(guarded) is guarded and copy.copy(guarded) is guarded
 
 
 def test_a_stand_in_that_has_taken_the_name_is_pickled_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -616,10 +627,10 @@ def test_callable_object() -> None:
     guarded.limit = 9
     assert scaler.limit == 9 and guarded(5) == 10
     assert list(inspect.signature(guarded).parameters) == ["n"] and callable(guarded)
-    copied = copy.deepcopy(guarded)
-    copied.limit = 1
-    refuses(copied, 2)
-    assert guarded(2) == 4
+    for copied in (copy.deepcopy(guarded), copy.copy(guarded)):
+        copied.limit = 1
+        refuses(copied, 2)
+        assert guarded(2) == 4
     restored = pickle.loads(pickle.dumps(guarded))
     assert type(restored) is Scaler and restored(50) == 100
     with pytest.raises(og.GuardError) as caught:
@@ -718,6 +729,7 @@ def test_kernel_launches() -> None:
     refuses(kernel[lambda meta: (meta["BLOCK"],)], x, torch.ones(3), 32, BLOCK=16)
     assert kernel.arg_names == ["x_ptr", "out_ptr", "n", "BLOCK"] and kernel.fn is add_kernel
     assert (kernel.__name__, kernel.__doc__) == ("add_kernel", add_kernel.__doc__)
+    refuses(copy.copy(kernel)[(1,)], x, x, 33, BLOCK=16)
     with pytest.raises(RuntimeError, match="outside of the scope of a kernel"):
         kernel(x)
     with pytest.raises(og.GuardError) as caught:

@@ -160,6 +160,9 @@ def _python_callable(target: Any) -> Operation:
 
 def _in_front(target: Any) -> Operation:
     name, module = _names(target)
+    last = name.rpartition(".")[2]
+    if getattr(sys.modules.get(module), last, None) is target:
+        name = last  # torch.add calls itself _VariableFunctionsClass.add
     return Operation(
         qualname=name,
         module=module,
@@ -323,7 +326,8 @@ KINDS: tuple[Kind, ...] = (
         lambda target: isinstance(target, _torch("nn.Module")),
         _module,
         "`forward` is set on the instance, which is returned",
-        "deep copies are guarded; what comes out of a pickle is not",
+        "deep copies are guarded; what comes out of a pickle is not; for `copy.copy` and `nn.DataParallel`, whose "
+        "copies would call the `forward` of this instance, guard the class",
     ),
     Kind(
         "Triton kernel, launched through `kernel[grid]`",
@@ -355,7 +359,7 @@ KINDS: tuple[Kind, ...] = (
         lambda target: callable(target) and isinstance(inspect.getattr_static(type(target), "__call__"), FunctionType),
         _python_callable,
         f"{_SWAP}, that of `__call__`, and a stand-in calls it",
-        "another object, attributes pass through, other special methods do not; the contract sees `self`; deep "
+        "another object, attributes pass through, other special methods do not; the contract sees `self`; "
         "copies are guarded; what comes out of a pickle is not",
     ),
     Kind(

@@ -43,8 +43,14 @@ class StandIn:
     def __repr__(self) -> str:
         return repr(self.__wrapped__)
 
+    def __copy__(self) -> Any:
+        return self._standing_for(copy.copy(self.__wrapped__))
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        target = copy.deepcopy(self.__wrapped__, memo)
+        return self._standing_for(copy.deepcopy(self.__wrapped__, memo))
+
+    def _standing_for(self, target: Any) -> Any:
+        """The same for a copy of the target; the copy itself where the guarded function calls the target only."""
         if target is self.__wrapped__:
             return self
         call = self._guarded_call
@@ -69,6 +75,9 @@ class KernelStandIn(StandIn):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Not a launch: what the kernel makes of it."""
         return self.__wrapped__(*args, **kwargs)
+
+    def _standing_for(self, target: Any) -> Any:
+        return KernelStandIn(target, self._guarded_call)
 
     def __getitem__(self, grid: Any) -> Any:
         launcher = self.__wrapped__[grid]
