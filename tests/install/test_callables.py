@@ -744,6 +744,27 @@ def test_an_autotuner_gives_the_rest(caplog: pytest.LogCaptureFixture) -> None:
     assert kernel[(2,)](x, x.clone(), 32) == "compiled"
     refuses(kernel[(2,)], x, x.clone(), 33)
     assert not caplog.records
+    declared = og.guard("x_ptr: floating[N]\nBLOCK: int\nrequire(n <= N)")(Autotuner(JITFunction(add_kernel)))
+    for _ in range(2):
+        assert declared[(2,)](x, x.clone(), 33) == "compiled"
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "does not fit the parameters (x_ptr, out_ptr, n, BLOCK) (BLOCK is left out) and went unchecked" in said
+
+
+def test_off_is_the_code_that_was_there() -> None:
+    layer, length, scaler = og.guard(MATRIX)(Bare()), og.guard("require(obj != [])")(len), og.guard(Scaler(3))
+    carriers = [layer.forward.__func__, length._guarded_call, scaler._guarded_call.__func__, decorated, Norm.forward]
+    armed = [carrier.__code__ for carrier in carriers]
+    og.set_policy(A="off", B="off")
+    off = [carrier.__code__ for carrier in carriers]
+    assert off[0] is Bare.forward.__code__ and off[2] is Scaler.__call__.__code__
+    assert not any(code.co_filename.startswith("<llm-op-guard") for code in off)
+    assert length([]) == 0 and scaler(9) == 18 and layer(torch.ones(3)).shape == (3,) and decorated(0) == 0
+    og.set_policy(A="raise", B="raise")
+    assert [carrier.__code__ for carrier in carriers] == armed
+    for call, bad in ((length, []), (scaler, 9), (layer, torch.ones(3)), (decorated, 0)):
+        with pytest.raises(og.GuardError):
+            call(bad)
 
 
 # ---------------------------------------------------------------- refusals

@@ -11,6 +11,7 @@ from typing import Any
 from llm_op_guard.errors import GuardError
 from llm_op_guard.guard.compile import compile_function
 from llm_op_guard.guard.context import WRAPPER_LABEL
+from llm_op_guard.guard.reading import UNSET
 from llm_op_guard.install.wrapper import BOUND, bound_source
 
 logger = logging.getLogger("llm_op_guard")
@@ -19,15 +20,23 @@ logger = logging.getLogger("llm_op_guard")
 PACKED = ("_llm_op_guard_args", "_llm_op_guard_kwargs")
 
 
+# The default of a parameter that somebody other than the caller may give.
+ABSENT = UNSET
+
+
 class Binding:
     """Puts the arguments of a call of `name` to the parameters of `signature`, and hands `wanted` of them to a check.
 
-    What the signature does not name is left out; a call that lacks what it names is not checked, and said once.
+    What the signature does not name is left out; a call that lacks what it names is not checked, and said once. So is
+    one where a parameter of `needed` has the default `ABSENT`; rules about another such parameter do not apply.
     """
 
-    def __init__(self, signature: inspect.Signature, wanted: Sequence[str], name: str) -> None:
+    def __init__(
+        self, signature: inspect.Signature, wanted: Sequence[str], name: str, needed: Sequence[str] = ()
+    ) -> None:
         self._signature = signature
         self._wanted = tuple(wanted)
+        self._needed = tuple(needed)
         self._name = name
         self._told = False
         # Kept: the same check has to give the same function, or compiled callers would be compiled again.
@@ -40,9 +49,10 @@ class Binding:
         return self._made[check]
 
     def _new(self, check: Callable[..., Any]) -> Callable[..., Any]:
-        text, defaults = bound_source(self._signature, self._wanted)
+        text, defaults = bound_source(self._signature, self._wanted, self._needed)
         label = f"{WRAPPER_LABEL} {self._name}"
-        bound = compile_function(text, BOUND, label, {**defaults, "_llm_op_guard_check": check})
+        hooks = {"_llm_op_guard_check": check, "_llm_op_guard_absent": ABSENT}
+        bound = compile_function(text, BOUND, label, {**defaults, **hooks})
         unbound = self._unbound
 
         def packed_check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -63,7 +73,7 @@ class Binding:
         logger.warning(
             "llm-op-guard: a call of %s does not fit the parameters %s (%s) and went unchecked; this is said once",
             self._name,
-            self._signature,
+            f"({', '.join(self._signature.parameters)})",
             str(error).removeprefix(f"{BOUND}() "),
         )
 

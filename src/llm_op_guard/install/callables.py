@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from types import FunctionType, MethodType
 from typing import Any, cast
 
-from llm_op_guard.install.binding import usable
+from llm_op_guard.install.binding import ABSENT, usable
 from llm_op_guard.install.operation import GUARDED, Operation
 from llm_op_guard.install.stand_in import KernelStandIn, StandIn, launching, through
 
@@ -225,9 +225,9 @@ def _kernel(target: Any) -> Operation:
     function = _kernel_function(target)
     assert function is not None
     signature = inspect.signature(function)
-    # An autotuner gives what the caller leaves out: None, so that rules about it do not apply.
+    # An autotuner may give what the caller leaves out.
     filled = [
-        parameter.replace(default=None, annotation=inspect.Parameter.empty)
+        parameter.replace(default=ABSENT, annotation=inspect.Parameter.empty)
         if parameter.default is parameter.empty
         else parameter
         for parameter in signature.parameters.values()
@@ -335,7 +335,8 @@ KINDS: tuple[Kind, ...] = (
         _kernel,
         f"{_FRONT}: launches through `[grid]` are checked",
         "another object, attributes pass through; `run` and `warmup` are not checked; inside other kernels call the "
-        "unguarded one; parameters left to an autotuner do not apply",
+        "unguarded one; rules about parameters left to an autotuner do not apply, "
+        "and a launch that leaves out a declared one is not checked",
     ),
     Kind(
         "custom op: `torch.library.custom_op`, `torch.ops.ns.name`, an overload",

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
-from llm_op_guard.contract.model import Contract
+from llm_op_guard.contract.model import Contract, Declare
 from llm_op_guard.contract.parse import stub_signature
-from llm_op_guard.install.binding import Binding
+from llm_op_guard.install.binding import ABSENT, Binding
 from llm_op_guard.install.patch import copy_function
 from llm_op_guard.install.wrapper import Parameters
 
@@ -92,7 +92,13 @@ class Operation:
                 f"{self.name} is an async generator function whose decorator hides its parameters; "
                 f"put @og.guard below the other decorators, right above the def"
             )
-        return self.front(), Binding(signature, wanted, self.name)
+        return self.front(), Binding(signature, wanted, self.name, _absent_and_declared(signature, contract))
+
+
+def _absent_and_declared(signature: inspect.Signature, contract: Contract) -> list[str]:
+    declarations = [clause.statement for clause in contract.clauses if isinstance(clause.statement, Declare)]
+    declared = {declaration.path.root for declaration in declarations if not declaration.path.steps}
+    return [p.name for p in signature.parameters.values() if p.default is ABSENT and p.name in declared]
 
 
 def no_parameters(name: str) -> str:

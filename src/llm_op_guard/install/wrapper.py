@@ -152,10 +152,13 @@ def _delegating(call: str, names: Names) -> list[str]:
     ]
 
 
-def bound_source(signature: inspect.Signature, wanted: Sequence[str]) -> tuple[str, dict[str, Any]]:
+def bound_source(
+    signature: inspect.Signature, wanted: Sequence[str], needed: Sequence[str] = ()
+) -> tuple[str, dict[str, Any]]:
     """The source of a function with the parameters of `signature` that hands `wanted` to `_llm_op_guard_check`.
 
-    With it what its defaults are called. It takes more than the signature names, and drops it.
+    With it what its defaults are called. It takes more than the signature names, and drops it; it raises TypeError
+    where one of `needed` is `_llm_op_guard_absent`.
     """
     defaults: dict[str, Any] = {}
     parts: dict[Any, list[str]] = {kind: [] for kind in inspect._ParameterKind}
@@ -174,5 +177,8 @@ def bound_source(signature: inspect.Signature, wanted: Sequence[str]) -> tuple[s
         *parts[inspect.Parameter.KEYWORD_ONLY],
         f"**{''.join(parts[inspect.Parameter.VAR_KEYWORD]) or '_llm_op_guard_rest'}",
     ]
-    text = f"def {BOUND}({', '.join(declaration)}):\n    return _llm_op_guard_check({', '.join(wanted)})\n"
-    return text, defaults
+    lines = [f"def {BOUND}({', '.join(declaration)}):"]
+    for name in needed:
+        lines += [f"    if {name} is _llm_op_guard_absent:", f"        raise TypeError('{name} is left out')"]
+    lines.append(f"    return _llm_op_guard_check({', '.join(wanted)})")
+    return "\n".join([*lines, ""]), defaults
