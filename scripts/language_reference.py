@@ -1,4 +1,4 @@
-"""Writes the tables of docs/language.md from the vocabulary of the language; `--check` only says whether they are old.
+"""Writes the tables of docs/language.md and docs/callables.md from the code; `--check` only says whether they are old.
 
 The text around the tables is written by hand; each table stands between `<!-- table: NAME -->` and `<!-- end -->`.
 """
@@ -12,12 +12,15 @@ from pathlib import Path
 
 from llm_op_guard.contract.vocabulary import DEVICE_TYPES, DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, SCALAR_TYPES
 from llm_op_guard.errors import GUARD_ERRORS
+from llm_op_guard.install.callables import KINDS, REFUSED
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "language.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGE = DOCS / "language.md"
+CALLABLES = DOCS / "callables.md"
 
 
 def tables() -> dict[str, str]:
-    """The tables by name, in Markdown."""
+    """The tables of the language by name, in Markdown."""
     return {
         "dtypes": _sentence(DTYPE_NAMES),
         "dtype sets": _table(("set", "holds"), [(f"`{name}`", text) for name, text in DTYPE_SETS.items()]),
@@ -28,6 +31,17 @@ def tables() -> dict[str, str]:
             ("function", "class", "meaning"),
             [(f"`{function.signature}`", function.cost_class, function.meaning) for function in FUNCTIONS.values()],
         ),
+    }
+
+
+def callables_tables() -> dict[str, str]:
+    """The tables of what can be guarded by name, in Markdown."""
+    return {
+        "kinds": _table(
+            ("what", "how it is guarded", "what differs"),
+            [(kind.name, kind.mechanism, kind.differs) for kind in KINDS],
+        ),
+        "refused": _table(("what", "instead"), [(refused.name, refused.instead) for refused in REFUSED]),
     }
 
 
@@ -42,7 +56,7 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 def renewed(page: str) -> str:
     """The page with its tables written anew. Raises KeyError for a table that nobody knows."""
-    known = tables()
+    known = {**tables(), **callables_tables()}
 
     def table(match: re.Match[str]) -> str:
         return f"{match[1]}\n{known[match[2]]}\n{match[3]}"
@@ -51,13 +65,15 @@ def renewed(page: str) -> str:
 
 
 def main() -> int:
-    """Write the page, or with `--check` compare it."""
-    page = PAGE.read_text(encoding="utf-8")
-    fresh = renewed(page)
-    if "--check" in sys.argv[1:]:
-        return int(fresh != page)
-    PAGE.write_text(fresh, encoding="utf-8")
-    return 0
+    """Write the pages, or with `--check` compare them."""
+    old = False
+    for path in (PAGE, CALLABLES):
+        page = path.read_text(encoding="utf-8")
+        fresh = renewed(page)
+        old |= fresh != page
+        if "--check" not in sys.argv[1:]:
+            path.write_text(fresh, encoding="utf-8")
+    return int(old and "--check" in sys.argv[1:])
 
 
 if __name__ == "__main__":

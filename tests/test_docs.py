@@ -1,4 +1,4 @@
-"""docs/language.md has the tables of the language as it is."""
+"""docs/language.md and docs/callables.md have the tables as the code is."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ def script() -> ModuleType:
 
 
 def test_tables_are_fresh(script: ModuleType) -> None:
-    page = script.PAGE.read_text(encoding="utf-8")
-    assert script.renewed(page) == page, "docs/language.md is out of date; run: make docs"
+    for path in (script.PAGE, script.CALLABLES):
+        page = path.read_text(encoding="utf-8")
+        assert script.renewed(page) == page, f"docs/{path.name} is out of date; run: make docs"
 
 
 def test_every_table_has_a_place(script: ModuleType) -> None:
     page = script.PAGE.read_text(encoding="utf-8")
     assert set(re.findall(r"<!-- table: ([a-z ]+) -->", page)) == set(script.tables())
+    page = script.CALLABLES.read_text(encoding="utf-8")
+    assert set(re.findall(r"<!-- table: ([a-z ]+) -->", page)) == set(script.callables_tables())
 
 
 def test_every_function_is_there(script: ModuleType) -> None:

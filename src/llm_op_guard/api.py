@@ -21,8 +21,9 @@ from llm_op_guard.errors import ContractError, GuardWarning, InstallError, LlmOp
 from llm_op_guard.guard import functions
 from llm_op_guard.guard.guard import Guard
 from llm_op_guard.guard.plan import plan_check
+from llm_op_guard.install.callables import operation as operation_of
 from llm_op_guard.install.installer import Candidate, Installer, Integration, Report
-from llm_op_guard.install.patch import copy_function
+from llm_op_guard.install.operation import GUARDED, Operation, no_parameters
 from llm_op_guard.install.site import Refusal, Site
 from llm_op_guard.integrations import transformers as _transformers
 from llm_op_guard.policy import INSTALL_VARIABLE, Action, Policy, Setting, libraries_to_install, on_change, record_file
@@ -32,7 +33,8 @@ from llm_op_guard.report.sink import JsonLines
 from llm_op_guard.values import plain
 from llm_op_guard.waivers import Waiver, Waivers
 
-F = TypeVar("F", bound=Callable[..., Any])
+# mypy does not call the last two callable, and they may stand below `@guard`.
+F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
 
 #: The violations of this process: `record.violations`, `record.counts`, `record.total`, `record.clear()`.
 record = Record()
@@ -47,8 +49,6 @@ _INTEGRATIONS: dict[str, Callable[[], Integration]] = {
     _transformers.LIBRARY: _transformers.TransformersIntegration,
 }
 _installers: dict[str, Installer] = {}
-# Where a guarded function keeps its site, which lives as long as the function.
-_ATTRIBUTE = "__llm_op_guard__"
 
 for _name, _function in plain.FUNCTIONS.items():
     functions.register(_name, _function, plain.LOCATORS.get(_name))
@@ -89,64 +89,70 @@ def _check_order(contract: Contract) -> None:
         plan_check(contract, ("A", "B"), after_call=after_call)
 
 
-def _contract_of(function: FunctionType) -> Contract:
-    name = _operator(function)
-    doc = function.__doc__ or ""
-    try:
-        section = docstring_section(doc)
-    except ContractError as error:
-        raise ContractError(f"{name}: {error.problem}", **_place(function)) from None
-    if section is None:
-        raise ContractError(_why_no_contract(name, function), **_place(function))
-    return parse_body(section, name, _parameters(function), _source(function, section))
+def _contract_of(operation: Operation) -> Contract:
+    """The contract in the docstring of what is guarded, or of its class."""
+    name = operation.name
+    for documented in operation.documented:
+        try:
+            section = docstring_section(_doc(documented))
+        except ContractError as error:
+            raise ContractError(f"{name}: {error.problem}", **_place(documented)) from None
+        if section is not None:
+            return parse_body(section, name, _parameters(operation), _source(operation, section))
+    place = _place(operation.documented[0]) if operation.documented else {}
+    raise ContractError(_why_no_contract(operation), **place)
 
 
-def _operator(function: FunctionType) -> str:
-    return function.__qualname__.rpartition("<locals>.")[2]
+def _doc(documented: Any) -> str:
+    doc = getattr(documented, "__doc__", None)
+    return doc if isinstance(doc, str) else ""
 
 
-def _why_no_contract(name: str, function: FunctionType) -> str:
-    if sys.flags.optimize >= 2 and not function.__doc__:
+def _why_no_contract(operation: Operation) -> str:
+    name = operation.name
+    docs = [_doc(documented) for documented in operation.documented]
+    if sys.flags.optimize >= 2 and not any(docs):
         return (
             f"{name} has no docstring because python -OO removes docstrings, and its contract with it; "
             f"run with -O or less, or hand the contract to og.guard as a string or from a .contract file"
         )
-    if "Contract:" in (function.__doc__ or ""):
+    if any("Contract:" in doc for doc in docs):
         return f"no contract found for {name}: `Contract:` stands alone on its line, and the contract indented below it"
-    has = "its docstring has no `Contract:` section" if function.__doc__ else "it has no docstring"
+    has = "its docstring has no `Contract:` section" if any(docs) else "it has no docstring"
     return f"no contract found for {name}: {has}; add one, or hand the contract to og.guard as a string"
 
 
-def _place(function: FunctionType) -> dict[str, Any]:
-    return {"file": function.__code__.co_filename, "line": function.__code__.co_firstlineno}
-
-
-def _source(function: FunctionType, text: str) -> Source:
-    """Where a contract's text stands in the file of its function: in the docstring, or in a decorator above it."""
-    wanted = [line.strip() for line in text.splitlines()]
+def _place(documented: Any) -> dict[str, Any]:
+    if isinstance(documented, FunctionType):
+        return {"file": documented.__code__.co_filename, "line": documented.__code__.co_firstlineno}
     try:
-        lines, first = inspect.getsourcelines(function)
-    except (OSError, TypeError, SyntaxError):
-        lines, first = [], 1
-    for start in range(len(lines) - len(wanted) + 1):
-        # The first line may share its line with the quotes of a string, the last with what closes them.
-        found = [line.strip() for line in lines[start : start + len(wanted)]]
-        if found == wanted:
-            indent = min(len(line) - len(line.lstrip()) for line in lines[start : start + len(wanted)] if line.strip())
-            return Source(function.__code__.co_filename, text, first + start, indent)
-    return Source(f"<contract of {_operator(function)}>", text)
+        return {"file": inspect.getsourcefile(documented) or "<contract>"}
+    except TypeError:
+        return {}
 
 
-def _parameters(function: FunctionType) -> tuple[str, ...]:
-    """The function's own parameter names; raises ContractError where a decorator hides those that its def has."""
-    own = tuple(inspect.signature(function, follow_wrapped=False).parameters)
-    if hasattr(function, "__wrapped__") and own != tuple(inspect.signature(function).parameters):
-        raise ContractError(
-            f"{_operator(function)} is wrapped by a decorator and takes ({', '.join(own)}) itself; "
-            f"put @og.guard below the other decorators, right above the def",
-            **_place(function),
-        )
-    return own
+def _source(operation: Operation, text: str) -> Source:
+    """Where a contract's text stands in the file of what it is for: in a docstring, or in a decorator above it."""
+    wanted = [line.strip() for line in text.splitlines()]
+    for documented in operation.documented:
+        try:
+            lines, first = inspect.getsourcelines(documented)
+        except (OSError, TypeError, SyntaxError):
+            continue
+        for start in range(len(lines) - len(wanted) + 1):
+            # The first line may share its line with the quotes of a string, the last with what closes them.
+            block = lines[start : start + len(wanted)]
+            if [line.strip() for line in block] == wanted:
+                indent = min(len(line) - len(line.lstrip()) for line in block if line.strip())
+                return Source(_place(documented)["file"], text, first + start, indent)
+    return Source(f"<contract of {operation.name}>", text)
+
+
+def _parameters(operation: Operation) -> tuple[str, ...]:
+    """What the contract may name; raises TypeError where nobody but a stub can say."""
+    if operation.parameters is None:
+        raise TypeError(no_parameters(operation.name))
+    return operation.parameters
 
 
 # ---------------------------------------------------------------- guard
@@ -157,61 +163,58 @@ def guard(target: F) -> F: ...
 @overload
 def guard(target: str | Contract) -> Callable[[F], F]: ...
 def guard(target: Any) -> Any:
-    """Guard a function of your own.
+    """Guard something that can be called: a function, a method, an nn.Module, an operator of C; docs/callables.md.
 
     `@guard` reads the contract from the `Contract:` section of the docstring, `@guard("…")` takes the body of a
     contract as text, `@guard(contract)` one that `load` has read. Returns a guarded function of the same name,
-    signature and docstring; the one handed in is left as it is. Parameters that the contract does not mention are
-    free.
+    signature and docstring; the one handed in is left as it is. A module or a class is guarded in place and returned.
+    Parameters that the contract does not mention are free.
 
     A call that breaks a certain rule raises GuardError before the function runs. Raises ContractError when there is
-    no contract or it is wrong, TypeError for what is not a plain Python function.
+    no contract or it is wrong, TypeError for what cannot be guarded.
     """
-    if isinstance(target, str):
-        return lambda function: _guarded(function, _body_contract(target, _plain_function(function)))
-    if isinstance(target, Contract):
-        return lambda function: _guarded(function, _fitting(target, _plain_function(function)))
-    return _guarded(target, _contract_of(_plain_function(target)))
+    if isinstance(target, str | Contract):
+
+        def decorate(target_of_contract: Any) -> Any:
+            operation = operation_of(target_of_contract)
+            made = _body_contract(target, operation) if isinstance(target, str) else _fitting(target, operation)
+            return _guarded(operation, made)
+
+        return decorate
+    operation = operation_of(target)
+    return _guarded(operation, _contract_of(operation))
 
 
-def _plain_function(target: Any) -> FunctionType:
-    if not isinstance(target, FunctionType):
-        raise TypeError(
-            f"og.guard takes a Python function, a contract as text, or a loaded contract; got {type(target).__name__}"
-        )
-    return target
-
-
-def _body_contract(text: str, function: FunctionType) -> Contract:
+def _body_contract(text: str, operation: Operation) -> Contract:
     text = dedented(text)
-    return parse_body(text, _operator(function), _parameters(function), _source(function, text))
+    return parse_body(text, operation.name, _parameters(operation), _source(operation, text))
 
 
-def _fitting(contract: Contract, function: FunctionType) -> Contract:
-    parameters = _parameters(function)
-    for name in contract.parameters:
-        if name not in parameters:
-            raise ContractError(
-                f"the contract {contract.name} has a parameter {name!r} that {function.__qualname__} lacks"
-                f"{suggestion(name, parameters)}",
-                file=contract.source.file,
-                line=contract.source.first_line,
-            )
+def _fitting(contract: Contract, operation: Operation) -> Contract:
+    for name in operation.lacks(contract):
+        raise ContractError(
+            f"the contract {contract.name} has a parameter {name!r} that {operation.name} lacks"
+            f"{suggestion(name, operation.parameters or ())}",
+            file=contract.source.file,
+            line=contract.source.first_line,
+        )
     return contract
 
 
-def _guarded(function: Any, contract: Contract) -> Any:
-    if _ATTRIBUTE in vars(function):
-        raise TypeError(f"{function.__qualname__} is guarded already; put both contracts into one")
+def _guarded(operation: Operation, contract: Contract) -> Any:
     _check_order(contract)
     _read_surroundings()
-    copy = copy_function(function)
-    made = _make_guard(contract, _operator(function), f"{function.__module__}.{function.__qualname__}", USER_DEFAULTS)
-    site = Site(copy, made)
-    setattr(copy, _ATTRIBUTE, site)
+    made = _make_guard(contract, operation.name, operation.site, USER_DEFAULTS)
+    carrier, binding = operation.carrier(contract, made.parameters)
+    if inspect.isasyncgenfunction(carrier) and plan_check(contract, ("A", "B"), after_call=True) is not None:
+        raise TypeError(
+            f"{operation.name} is an async generator function, which has no result: take the rules about `result` out"
+        )
+    site = Site(carrier, made, binding)
+    setattr(carrier, GUARDED, site)
     _user_sites.add(site)
     site.adjust()
-    return copy
+    return operation.place(carrier)
 
 
 def _make_guard(contract: Contract, operator: str, site: str, defaults: Policy) -> Guard:

@@ -70,6 +70,53 @@ def test_a_generator_function(seen: Recorder) -> None:
     patch.disarm()
 
 
+def test_an_async_generator_function(seen: Recorder) -> None:
+    closed = []
+
+    async def function(n):
+        try:
+            got = yield n
+            try:
+                yield got
+            except SpecialError:
+                await asyncio.sleep(0)
+                yield "caught"
+        finally:
+            closed.append(n)
+
+    patch = Patch(function, ["n"])
+    patch.arm(seen.check)
+    assert inspect.isasyncgenfunction(function)
+
+    async def use() -> None:
+        whole = function(1)
+        assert seen.calls == []
+        assert await anext(whole) == 1
+        assert seen.calls == [(1,)]
+        assert await whole.asend("sent") == "sent"
+        assert await whole.athrow(SpecialError()) == "caught"
+        with pytest.raises(StopAsyncIteration):
+            await anext(whole)
+        assert closed == [1]
+        early = function(2)
+        assert await anext(early) == 2
+        await early.aclose()
+        assert closed == [1, 2]
+        failing = function(3)
+        await anext(failing)
+        with pytest.raises(ZeroDivisionError):
+            await failing.athrow(ZeroDivisionError())
+        suspended = function(4)
+        await anext(suspended)
+        patch.disarm()
+        assert sweep() == 1  # its wrapper still runs
+        assert [value async for value in suspended] == [None]
+        assert [value async for value in function(5)] == [5, None]
+
+    asyncio.run(use())
+    assert seen.calls == [(1,), (2,), (3,), (4,)]
+
+
 def test_a_generator_based_coroutine(seen: Recorder) -> None:
     @types.coroutine
     def function(n):

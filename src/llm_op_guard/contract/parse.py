@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -96,6 +97,44 @@ def parse_body(text: str, name: str, parameters: Sequence[str], source: Source |
             source=source,
         )
     )
+
+
+def stub_signature(contract: Contract) -> inspect.Signature | None:
+    """The signature of the stub that a contract was read from, None when it was no stub.
+
+    Raises ContractError for a default that is not a literal: nothing is executed to find out what it is.
+    """
+    stubs = [node for node in _syntax(contract.source) if isinstance(node, ast.FunctionDef)]
+    node = next((node for node in stubs if node.name == contract.name), None)
+    if node is None:
+        return None
+    arguments = node.args
+
+    def made(argument: ast.arg, kind: Any, default: ast.expr | None = None) -> inspect.Parameter:
+        value: Any = inspect.Parameter.empty
+        if default is not None:
+            try:
+                value = ast.literal_eval(default)
+            except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+                problem = "to guard this operator, a default in its stub has to be a literal, such as 1, None or 'x'"
+                raise contract.source.error(problem, default) from None
+        return inspect.Parameter(argument.arg, kind, default=value)
+
+    positional = [*arguments.posonlyargs, *arguments.args]
+    missing = len(positional) - len(arguments.defaults)
+    defaults = [*[None] * missing, *arguments.defaults]
+    kind = inspect.Parameter
+    kinds = [kind.POSITIONAL_ONLY for _ in arguments.posonlyargs] + [kind.POSITIONAL_OR_KEYWORD for _ in arguments.args]
+    parameters = [made(*parts) for parts in zip(positional, kinds, defaults, strict=True)]
+    if arguments.vararg is not None:
+        parameters.append(made(arguments.vararg, kind.VAR_POSITIONAL))
+    parameters += [
+        made(argument, kind.KEYWORD_ONLY, value)
+        for argument, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    ]
+    if arguments.kwarg is not None:
+        parameters.append(made(arguments.kwarg, kind.VAR_KEYWORD))
+    return inspect.Signature(parameters)
 
 
 def docstring_section(doc: str) -> str | None:

@@ -26,7 +26,10 @@ _WRAPPERS = (
 )
 _MOST_TENSORS = 24
 # What the wrappers in `install` are compiled as.
-WRAPPER_FILES = "<llm-op-guard around "
+WRAPPER_LABEL = "around"
+_WRAPPER_FILES = f"<llm-op-guard {WRAPPER_LABEL} "
+# Their parameters that hold the arguments of a call unnamed.
+_UNNAMED = "_llm_op_guard_"
 
 
 def call_site() -> CallSite | None:
@@ -66,14 +69,15 @@ def all_arguments(known: Mapping[str, Any]) -> dict[str, Any]:
     """
     try:
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and not frame.f_code.co_filename.startswith(WRAPPER_FILES):
+        while frame is not None and not frame.f_code.co_filename.startswith(_WRAPPER_FILES):
             frame = frame.f_back
         if frame is None:
             return dict(known)
         code = frame.f_code
         count = code.co_argcount + code.co_kwonlyargcount
         count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
-        found = {name: frame.f_locals[name] for name in code.co_varnames[:count] if name in frame.f_locals}
+        names = [name for name in code.co_varnames[:count] if not name.startswith(_UNNAMED)]
+        found = {name: frame.f_locals[name] for name in names if name in frame.f_locals}
         return {**found, **known}
     except Exception:
         return dict(known)

@@ -15,14 +15,15 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import CodeType, CoroutineType, FrameType, FunctionType, GeneratorType
+from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, FunctionType, GeneratorType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from llm_op_guard.guard.compile import compile_function, keep_source
+from llm_op_guard.guard.context import WRAPPER_LABEL
 from llm_op_guard.install.wrapper import FACTORY, Names, Parameters, wrapper_source
 
-_SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE
+_SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 # A frame that waits here for its compilation has not begun, and so is in no thread's stack.
 _COMPILER = "torch._dynamo.convert_frame"
 
@@ -85,14 +86,13 @@ class Patch:
     `parameters` names those of the function's own parameters that the check gets, positionally, in this order; the
     name after `*` stands for a tuple, the one after `**` for a dict. The code found now is the original for good.
 
-    A coroutine function is checked when it is awaited, a generator function at the first `next()`; what it returns
-    in the end is its result.
+    A coroutine function is checked when it is awaited, a generator function at the first `next()`, an async one at
+    the first `anext()`; what it returns in the end is its result, and an async generator function has none.
 
     `function` is the function, `call` another one that does what the original code does; its defaults are those of
     the time of construction.
 
-    Raises TypeError for what is not a plain Python function and for async generator functions, ValueError for a
-    parameter that the function lacks.
+    Raises TypeError for what is not a plain Python function, ValueError for a parameter that the function lacks.
     """
 
     def __init__(self, function: FunctionType, parameters: Sequence[str]) -> None:
@@ -176,7 +176,7 @@ class Patch:
 
         original = self._original
         source = wrapper_source(original, self.parameters, names, checks_result=check_result is not None)
-        wrapper = compile_function(source, FACTORY, f"around {original.co_qualname}", {})()
+        wrapper = compile_function(source, FACTORY, f"{WRAPPER_LABEL} {original.co_qualname}", {})()
         code: CodeType = wrapper.__code__.replace(
             co_name=original.co_name,
             co_qualname=original.co_qualname,
@@ -227,8 +227,6 @@ def _refuse_unless_patchable(function: object) -> None:
     if not isinstance(function, FunctionType):
         raise TypeError(f"only a plain Python function has code to swap, not {type(function).__name__}: {function!r}")
     code = function.__code__
-    if code.co_flags & inspect.CO_ASYNC_GENERATOR:
-        raise TypeError(f"{function.__qualname__} is an async generator function: nothing can stand in front of it")
     if odd := [name for name in (*Parameters.of(code).all(), *code.co_freevars) if not name.isidentifier()]:
         raise TypeError(f"{function.__qualname__} was not written as a function: it has a variable named {odd[0]!r}")
 
@@ -244,3 +242,5 @@ def _suspended() -> Iterator[CodeType]:
             yield candidate.gi_code
         elif type(candidate) is CoroutineType and candidate.cr_frame is not None:
             yield candidate.cr_code
+        elif type(candidate) is AsyncGeneratorType and candidate.ag_frame is not None:
+            yield candidate.ag_code

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import FunctionType
 
 from llm_op_guard.guard.guard import Guard
+from llm_op_guard.install.binding import PACKED, Binding
 from llm_op_guard.install.patch import Patch
 from llm_op_guard.policy import anywhere
 
@@ -17,14 +18,17 @@ logger = logging.getLogger("llm_op_guard")
 class Site:
     """One guarded function. `name` is where it is found: `module.qualified_name`.
 
+    With a `binding` the function takes the call's arguments packed, as those in `stand_in` do.
+
     Raises TypeError for what is not a plain Python function, ValueError where the contract wants a parameter that
     the function lacks.
     """
 
-    def __init__(self, function: FunctionType, guard: Guard) -> None:
+    def __init__(self, function: FunctionType, guard: Guard, binding: Binding | None = None) -> None:
         self.function = function
         self.guard = guard
-        self.patch = Patch(function, guard.parameters)
+        self.patch = Patch(function, guard.parameters if binding is None else PACKED)
+        self._binding = binding
         self._classes: frozenset[str] = frozenset()
         self._lock = threading.Lock()
 
@@ -44,6 +48,8 @@ class Site:
                 self.patch.disarm()
                 return
             check, check_result = self.guard.checks(c for c in ("A", "B") if c in classes)
+            if self._binding is not None:
+                check = self._binding.around(check)
             try:
                 self.patch.arm(check, check_result)
             except RuntimeError as error:

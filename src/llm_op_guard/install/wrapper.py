@@ -6,8 +6,10 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import CodeType
+from typing import Any
 
 FACTORY = "factory"
+BOUND = "bound"
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,10 @@ def wrapper_source(code: CodeType, handed: Sequence[str], names: Names, *, check
         call = f"yield from {call}"
     check = f"{names.check}({', '.join(handed)})"
 
-    if checks_result:
+    if code.co_flags & inspect.CO_ASYNC_GENERATOR:
+        keyword = "async def"
+        body = [check, *_delegating(call, names)]
+    elif checks_result:
         body = [
             f"{names.state} = {check}",
             f"{names.result} = {call}",
@@ -123,3 +128,57 @@ def wrapper_source(code: CodeType, handed: Sequence[str], names: Names, *, check
             "",
         ]
     )
+
+
+def _delegating(call: str, names: Names) -> list[str]:
+    """What `yield from` would do if an async generator had it; an async generator has no result."""
+    inner, value, error = names.state, names.result, names.result + "_error"
+    return [
+        f"{inner} = {call}",
+        "try:",
+        f"    {value} = await {inner}.__anext__()",
+        "    while True:",
+        "        try:",
+        f"            {value} = yield {value}",
+        "        except GeneratorExit:",
+        f"            await {inner}.aclose()",
+        "            raise",
+        f"        except BaseException as {error}:",
+        f"            {value} = await {inner}.athrow({error})",
+        "        else:",
+        f"            {value} = await {inner}.asend({value})",
+        "except StopAsyncIteration:",
+        "    return",
+    ]
+
+
+def bound_source(
+    signature: inspect.Signature, wanted: Sequence[str], needed: Sequence[str] = ()
+) -> tuple[str, dict[str, Any]]:
+    """The source of a function with the parameters of `signature` that hands `wanted` to `_llm_op_guard_check`.
+
+    With it what its defaults are called. It takes more than the signature names, and drops it; it raises TypeError
+    where one of `needed` is `_llm_op_guard_absent`.
+    """
+    defaults: dict[str, Any] = {}
+    parts: dict[Any, list[str]] = {kind: [] for kind in inspect._ParameterKind}
+    for number, parameter in enumerate(signature.parameters.values()):
+        text = parameter.name
+        if parameter.default is not parameter.empty:
+            defaults[f"_llm_op_guard_default_{number}"] = parameter.default
+            text += f"=_llm_op_guard_default_{number}"
+        parts[parameter.kind].append(text)
+    positional_only = parts[inspect.Parameter.POSITIONAL_ONLY]
+    declaration = [
+        *positional_only,
+        *(["/"] if positional_only else []),
+        *parts[inspect.Parameter.POSITIONAL_OR_KEYWORD],
+        f"*{''.join(parts[inspect.Parameter.VAR_POSITIONAL]) or '_llm_op_guard_more'}",
+        *parts[inspect.Parameter.KEYWORD_ONLY],
+        f"**{''.join(parts[inspect.Parameter.VAR_KEYWORD]) or '_llm_op_guard_rest'}",
+    ]
+    lines = [f"def {BOUND}({', '.join(declaration)}):"]
+    for name in needed:
+        lines += [f"    if {name} is _llm_op_guard_absent:", f"        raise TypeError('{name} is left out')"]
+    lines.append(f"    return _llm_op_guard_check({', '.join(wanted)})")
+    return "\n".join([*lines, ""]), defaults
