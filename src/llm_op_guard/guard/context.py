@@ -83,7 +83,7 @@ def tensor_metadata(contract: Contract, arguments: Mapping[str, Any]) -> tuple[T
     """Shape, dtype and device of every tensor argument, of those inside containers, and of declared attributes."""
     found: dict[str, TensorMetadata] = {}
     try:
-        for name, value in _tensors(contract, arguments):
+        for name, value in tensors_among(contract, arguments):
             if name not in found and len(found) < _MOST_TENSORS:
                 found[name] = _metadata(name, value)
     except Exception:  # an argument that does not even let itself be looked through
@@ -99,7 +99,8 @@ def _metadata(name: str, value: Any) -> TensorMetadata:
         return TensorMetadata(name, "unreadable", (), "unknown")
 
 
-def _tensors(contract: Contract, arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def tensors_among(contract: Contract, arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every tensor among arguments, those too that stand in containers and at paths that the contract names."""
     named = [(str(path), path_value(arguments[path.root], *path.steps)) for path in _paths(contract, arguments)]
     seen = [value for _, value in named]
     for name, value in arguments.items():

@@ -12,10 +12,12 @@ from typing import Any, Protocol
 from llm_op_guard.contract.model import Contract, CostClass, Path, Require
 from llm_op_guard.errors import GuardError, GuardInternalWarning, GuardWarning
 from llm_op_guard.guard.compile import compile_check
+from llm_op_guard.guard.context import tensors_among
 from llm_op_guard.guard.explain import explain
 from llm_op_guard.guard.plan import Plan, plan_check
-from llm_op_guard.guard.reading import Snapshot, is_shapeless, is_tracing
-from llm_op_guard.guard.source import check_source
+from llm_op_guard.guard.reading import Snapshot, is_beyond, is_tracing
+from llm_op_guard.guard.source import CheckSource, check_source
+from llm_op_guard.guard.traced import Local, comptime, constant, in_whole_graph, teller
 from llm_op_guard.guard.violation import Violation
 from llm_op_guard.policy import Action, Policy, current
 
@@ -29,6 +31,9 @@ class Reporter(Protocol):
 
     def report(self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any]) -> GuardError | None:
         """Act on the violations of one call as the policy says; what is returned is raised."""
+
+    def text(self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any]) -> str:
+        """The diagnosis of one call; nothing is recorded."""
 
     def repeated(self, guard: Guard, rule_ids: list[str]) -> bool:
         """Whether all of these suspect rules have been told of before; counts them if so."""
@@ -93,6 +98,7 @@ class Guard:
         reason = (
             f"a call of {self.operator} breaks its contract ({self.contract.id}); without fullgraph it is explained"
         )
+        source = check_source(plan, counted=self._tally is not None)
         failed = outcome.failed_after if plan.after_call else outcome.failed
         hooks = {
             "_failed": _untraced(failed, reason),
@@ -100,9 +106,18 @@ class Guard:
             "_tracing": is_tracing,
             "_jit_state": _jit_state(),
             "_tally": self._tally or _nothing,
+            "_lets_through": constant(lambda: self._lets_through_whole()),
+            "_comptime": comptime,
+            "_tell": teller(lambda local: outcome.text(source, local)),
         }
-        source = check_source(plan, counted=self._tally is not None)
         return compile_check(source, f"{self.operator}{' result' if plan.after_call else ''}", hooks)
+
+    def _lets_through_whole(self) -> bool:
+        """Whether a broken rule in what is traced as one whole graph goes through: the policy does not raise.
+
+        Only metadata is looked at while tracing, which is class A.
+        """
+        return in_whole_graph() and current(self.defaults).action("A") is not Action.RAISE
 
     def fail_inside(self, error: Exception) -> None:
         """Say once that the guard itself failed; the call goes through."""
@@ -141,6 +156,22 @@ class _Outcome:
         values = dict(zip(self._plan.parameters, arguments, strict=True))
         return self._explained({**values, "result": result}, known=known, at_entry=at_entry)
 
+    def text(self, source: CheckSource, local: Local) -> str | None:
+        """The diagnosis of a call that is traced, whose values `local` gives; None where there is nothing to say."""
+        plan, names = self._plan, source.names
+        given = {name: local(names.own(name)) for name in plan.parameters}
+        known: dict[str, Any] | None = None
+        at_entry: dict[Path, Snapshot | None] | None = None
+        if plan.after_call:
+            given["result"] = local("result")
+            known = {n: value for n in plan.known if (value := local(names.own(n))) is not None}
+            at_entry = {path: local(names.snapshot(path)) for path in plan.snapshots}
+        guard = self._guard
+        violations = explain(
+            guard.contract, given, classes="A", after_call=plan.after_call, known=known, at_entry=at_entry
+        )
+        return guard.reporter.text(guard, violations, given) if violations else None
+
     def noticed(self, doubts: list[int], arguments: tuple[Any, ...]) -> GuardError | None:
         """As `failed`, for broken suspect statements, given by number; saves explaining the same doubt every time."""
         ids = []
@@ -160,10 +191,10 @@ class _Outcome:
         known: Mapping[str, Any] | None = None,
         at_entry: Mapping[Path, Snapshot | None] | None = None,
     ) -> GuardError | None:
-        if any(is_shapeless(value) for value in arguments.values()):
-            return None
         guard = self._guard
         try:
+            if self._beyond(arguments):
+                return None
             effective = current(guard.defaults)
             judged = frozenset(c for c in self._classes if effective.action(c) is not Action.OFF)
             violations = explain(
@@ -183,6 +214,12 @@ class _Outcome:
         except Exception as error:
             guard.fail_inside(error)
         return None
+
+    def _beyond(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether anything that the check looks at is beyond what the language speaks of."""
+        return any(is_beyond(value) for value in arguments.values()) or any(
+            is_beyond(tensor) for _, tensor in tensors_among(self._guard.contract, arguments)
+        )
 
 
 def _nothing(*_: Any) -> None:

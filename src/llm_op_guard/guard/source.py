@@ -18,7 +18,7 @@ from llm_op_guard.contract.model import (
     Require,
 )
 from llm_op_guard.guard.draft import Draft, comment, indented, path_of_step, steps_source
-from llm_op_guard.guard.expression_source import ExpressionWriter
+from llm_op_guard.guard.expression_source import ExpressionWriter, Names
 from llm_op_guard.guard.plan import Given, Plan, Step
 from llm_op_guard.guard.type_source import TypeWriter
 
@@ -27,10 +27,11 @@ CHECK = "check"
 
 @dataclass(frozen=True)
 class CheckSource:
-    """The text of a check and the sets of dtypes that it names."""
+    """The text of a check, the sets of dtypes that it names and what it calls its variables."""
 
     text: str
     dtype_sets: dict[str, tuple[DtypeName | DtypeSet, ...]]
+    names: Names
 
 
 def check_source(plan: Plan, *, counted: bool = False) -> CheckSource:
@@ -41,7 +42,7 @@ def check_source(plan: Plan, *, counted: bool = False) -> CheckSource:
     are those that `compile` puts in its namespace.
     """
     writer = _CheckWriter(plan, counted)
-    return CheckSource(writer.text(), writer.draft.names.dtype_sets)
+    return CheckSource(writer.text(), writer.draft.names.dtype_sets, writer.draft.names)
 
 
 Block = tuple[tuple[Given, ...], list[str]]
@@ -97,11 +98,16 @@ class _CheckWriter:
         yield "    pass"
         yield "else:"
         if self.draft.doubts:
-            yield f"    _error = _noticed(_doubts, {arguments}) if _doubts else None"
+            # What is legal, if odd, must not break the graph of a program that is compiled.
+            yield f"    _error = _noticed(_doubts, {arguments}) if _doubts and not _tracing() else None"
             yield "    if _error is not None:"
             yield "        raise _error"
         # None: there is nothing to check after the call, or the call is broken already.
         yield f"    return {'_state' if state else 'None'}"
+        yield "if _tracing():"
+        yield "    if _lets_through():"
+        yield "        return None"
+        yield "    _comptime()(_tell)"
         # Raised here, so that a traceback shows none of the frames that explain.
         yield f"_error = _failed({arguments})"
         yield "if _error is not None:"
