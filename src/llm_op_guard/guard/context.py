@@ -10,7 +10,7 @@ from typing import Any
 
 from llm_op_guard.contract.model import Contract, Declare, Path
 from llm_op_guard.contract.validate import declared_paths
-from llm_op_guard.guard.reading import UNSET, is_a, is_tensor, optional_attribute, path_value
+from llm_op_guard.guard.reading import UNSET, is_a, is_tensor, number_now, optional_attribute, path_value
 from llm_op_guard.guard.reads import reads_of
 from llm_op_guard.guard.violation import CallSite, TensorMetadata
 
@@ -93,7 +93,7 @@ def tensor_metadata(contract: Contract, arguments: Mapping[str, Any]) -> tuple[T
 
 def _metadata(name: str, value: Any) -> TensorMetadata:
     try:
-        shape = tuple(int(size) for size in value.shape)
+        shape = tuple(number_now(size) for size in value.shape)
         return TensorMetadata(name, str(value.dtype).removeprefix("torch."), shape, str(value.device))
     except Exception:
         return TensorMetadata(name, "unreadable", (), "unknown")

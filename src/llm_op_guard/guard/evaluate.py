@@ -21,6 +21,7 @@ from llm_op_guard.guard.reading import (
     is_integer,
     is_tensor,
     item,
+    number_now,
     path_value,
     plain,
     present,
@@ -226,6 +227,6 @@ def show(value: Any) -> str:
     if is_tensor(value):
         return "a tensor"
     if is_integer(value):
-        return str(value.__index__())
+        return str(number_now(value))
     name = str(value) if type(value).__module__ == "torch" else type(value).__name__
     return name.removeprefix("torch.")

@@ -17,7 +17,7 @@ from llm_op_guard.guard.explain import explain
 from llm_op_guard.guard.plan import Plan, plan_check
 from llm_op_guard.guard.reading import Snapshot, is_beyond, is_tracing
 from llm_op_guard.guard.source import CheckSource, check_source
-from llm_op_guard.guard.traced import Local, comptime, constant, in_whole_graph, teller
+from llm_op_guard.guard.traced import Local, comptime, constant, may_break_graph, teller
 from llm_op_guard.guard.violation import Violation
 from llm_op_guard.policy import Action, Policy, current
 
@@ -32,8 +32,8 @@ class Reporter(Protocol):
     def report(self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any]) -> GuardError | None:
         """Act on the violations of one call as the policy says; what is returned is raised."""
 
-    def text(self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any]) -> str:
-        """The diagnosis of one call; nothing is recorded."""
+    def error(self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any]) -> GuardError:
+        """The error for the violations of one call; nothing is recorded."""
 
     def repeated(self, guard: Guard, rule_ids: list[str]) -> bool:
         """Whether all of these suspect rules have been told of before; counts them if so."""
@@ -106,18 +106,19 @@ class Guard:
             "_tracing": is_tracing,
             "_jit_state": _jit_state(),
             "_tally": self._tally or _nothing,
-            "_lets_through": constant(lambda: self._lets_through_whole()),
+            "_lets_through": constant(lambda: self._lets_through_traced()),
             "_comptime": comptime,
-            "_tell": teller(lambda local: outcome.text(source, local)),
+            "_tell": teller(lambda local: outcome.traced(source, local)),
         }
         return compile_check(source, f"{self.operator}{' result' if plan.after_call else ''}", hooks)
 
-    def _lets_through_whole(self) -> bool:
-        """Whether a broken rule in what is traced as one whole graph goes through: the policy does not raise.
+    def _lets_through_traced(self) -> bool:
+        """Whether a broken rule in a traced program goes through: the policy does not raise, and nothing is recorded.
 
-        Only metadata is looked at while tracing, which is class A.
+        Only metadata is looked at while tracing, which is class A. Where Dynamo may break the graph, the call is
+        recorded when the program runs.
         """
-        return in_whole_graph() and current(self.defaults).action("A") is not Action.RAISE
+        return current(self.defaults).action("A") is not Action.RAISE and not may_break_graph()
 
     def fail_inside(self, error: Exception) -> None:
         """Say once that the guard itself failed; the call goes through."""
@@ -156,8 +157,8 @@ class _Outcome:
         values = dict(zip(self._plan.parameters, arguments, strict=True))
         return self._explained({**values, "result": result}, known=known, at_entry=at_entry)
 
-    def text(self, source: CheckSource, local: Local) -> str | None:
-        """The diagnosis of a call that is traced, whose values `local` gives; None where there is nothing to say."""
+    def traced(self, source: CheckSource, local: Local) -> GuardError | None:
+        """The error for a call that is traced, whose values `local` gives; None where nothing is broken for sure."""
         plan, names = self._plan, source.names
         given = {name: local(names.own(name)) for name in plan.parameters}
         known: dict[str, Any] | None = None
@@ -170,7 +171,7 @@ class _Outcome:
         violations = explain(
             guard.contract, given, classes="A", after_call=plan.after_call, known=known, at_entry=at_entry
         )
-        return guard.reporter.text(guard, violations, given) if violations else None
+        return guard.reporter.error(guard, violations, given) if any(v.certain for v in violations) else None
 
     def noticed(self, doubts: list[int], arguments: tuple[Any, ...]) -> GuardError | None:
         """As `failed`, for broken suspect statements, given by number; saves explaining the same doubt every time."""

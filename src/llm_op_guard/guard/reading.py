@@ -221,6 +221,13 @@ def is_integer(value: Any) -> bool:
     return hasattr(type(value), "__index__") and not is_tensor(value) and not hasattr(type(value), "__len__")
 
 
+def number_now(value: Any) -> int:
+    """The number that an integer is; for a symbol of a traced program the one it has now, without making it that."""
+    node = getattr(value, "node", None)
+    hint = getattr(node, "hint", None)
+    return hint if isinstance(hint, int) else int(value)
+
+
 def is_real(value: Any) -> bool:
     """Whether a value counts as `float`: any real number that is not a tensor."""
     if is_a(value, int | float):

@@ -2,15 +2,17 @@
 
 Where Dynamo may break the graph, a broken rule makes it do so, and the call is explained when the program runs. Where
 one whole graph is wanted there is no such time: the call is explained while it is traced, on the fake tensors that
-Dynamo has, and the text is in Dynamo's own error.
+Dynamo has, and the error is both ours and one that Dynamo hands on as its own.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
+from llm_op_guard.errors import GuardError
 from llm_op_guard.guard.reading import NotApplicable, Snapshot
 
 # Gives the value of a local variable of the check; raises NotApplicable where Dynamo does not know it.
@@ -33,19 +35,19 @@ def constant(function: Callable[[], bool]) -> Callable[[], bool]:
     return function
 
 
-def in_whole_graph() -> bool:
-    """Whether Dynamo is at work and a graph break is an error."""
+def may_break_graph() -> bool:
+    """Whether Dynamo is at work and a graph break is no error."""
     convert = sys.modules.get("torch._dynamo.symbolic_convert")
     if convert is None:
         return False
     try:
-        return _wants_whole_graph(convert.InstructionTranslator.current_tx())
+        return not _wants_whole_graph(convert.InstructionTranslator.current_tx())
     except Exception:  # it is not at work
         return False
 
 
-def teller(text: Callable[[Local], str | None]) -> Callable[[Any], None]:
-    """What `comptime` calls on a broken rule: fails the whole graph with the text, if there is one.
+def teller(error_of: Callable[[Local], GuardError | None]) -> Callable[[Any], None]:
+    """What `comptime` calls on a broken rule: fails the whole graph with the error, if there is one.
 
     Without, Dynamo's error has the reason that stands at the function which it is about to refuse.
     """
@@ -55,13 +57,30 @@ def teller(text: Callable[[Local], str | None]) -> Callable[[Any], None]:
             translator = context._i_will_not_complain_if_bc_breaks_InstructionTranslator()
             if not _wants_whole_graph(translator):
                 return
-            told = text(lambda name: _value(context.get_local(name), translator))
+            error = error_of(lambda name: _value(context.get_local(name), translator))
+            if error is None:
+                return
+            handed_on = _both(type(error), sys.modules["torch._dynamo.exc"].Unsupported)(error.message, error.violations)
         except Exception:  # these parts of Dynamo are its own business and may change
             return
-        if told is not None:
-            context.graph_break(told)
+        raise handed_on
 
     return tell
+
+
+@cache
+def _both(ours: type[GuardError], dynamos: Any) -> type[GuardError]:
+    """An error class that Dynamo, which wraps all others, takes for its own."""
+
+    def __init__(self: Any, message: str, violations: Any = ()) -> None:  # noqa: N807 - of the class below
+        dynamos.__init__(self, message)
+        ours.__init__(self, message, violations)
+
+    def __reduce__(self: Any) -> Any:  # noqa: N807 - another process may have no Dynamo
+        return ours, (self.message, self.violations)
+
+    body = {"__init__": __init__, "__reduce__": __reduce__, "__module__": ours.__module__, "__doc__": ours.__doc__}
+    return type(ours.__name__, (ours, dynamos), body)
 
 
 def _wants_whole_graph(translator: Any) -> bool:

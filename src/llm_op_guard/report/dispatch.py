@@ -53,9 +53,9 @@ class Dispatcher:
             self._warn(fresh)
         return None
 
-    def text(self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any]) -> str:
-        """The diagnosis of one call; nothing is recorded."""
-        return _text(_dressed(guard, violations, arguments))
+    def error(self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any]) -> GuardError:
+        """The error for the violations of one call; nothing is recorded."""
+        return _error(_dressed(guard, violations, arguments))
 
     def repeated(self, guard: Guard, rule_ids: list[str]) -> bool:
         """Whether all of these suspect rules have been warned about here before; counts them if so."""
