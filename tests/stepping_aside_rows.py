@@ -111,7 +111,9 @@ class Row:
 
 def table() -> str:
     """The rows as the page shows them."""
-    return "\n".join(["| where | class A | class B | why |", "| --- | --- | --- | --- |", *(row.line() for row in ROWS)])
+    return "\n".join(
+        ["| where | class A | class B | why |", "| --- | --- | --- | --- |", *(row.line() for row in ROWS)]
+    )
 
 
 # ---------------------------------------------------------------- calls
@@ -143,7 +145,7 @@ def export_row(*, strict: bool, dynamic: bool) -> Row:
 
 
 def traced(mode: str) -> Callable[[Operator, Tensor, Tensor], Any]:
-    return lambda f, q, w: make_fx(lambda q, w: f(q, w), tracing_mode=mode)(q, w).code
+    return lambda f, q, w: make_fx(f, tracing_mode=mode)(q, w).code
 
 
 def quantised(f: Operator, q: Tensor, w: Tensor) -> Any:
@@ -213,7 +215,7 @@ ROWS = [
     Row("autocast", True, True, "floating dtypes that differ agree, see below", mixed_autocast),
     Row("`torch.vmap`", True, False, WRAPPED, lambda f, q, w: torch.vmap(lambda q: f(q, w))(torch.stack([q, q]))),
     Row("`torch.vmap` over a weight", True, False, "as above, for the tensor that is wrapped",
-        lambda f, q, w: torch.vmap(lambda q, w: f(q, w))(torch.stack([q, q]), torch.stack([w, w]))),
+        lambda f, q, w: torch.vmap(f)(torch.stack([q, q]), torch.stack([w, w]))),
     Row("`torch.func.grad`", True, False, WRAPPED, lambda f, q, w: torch.func.grad(lambda q: f(q, w).sum())(q)),
     Row("`torch.func.jvp`", True, False, WRAPPED, lambda f, q, w: torch.func.jvp(lambda q: f(q, w), (q,), (q,))),
     Row("`torch.func.functionalize`", True, False, WRAPPED,

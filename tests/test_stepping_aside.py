@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from stepping_aside_rows import ROWS, Operator, Row, table
 
 import llm_op_guard as og
+from stepping_aside_rows import ROWS, Operator, Row, table
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "stepping-aside.md"
 Q, W = torch.arange(1.0, 25).reshape(2, 3, 4), torch.tensor([1.0, 2.0, 3.0, 4.0])
@@ -47,7 +47,11 @@ def flat(value: Any) -> list[Any]:
     if isinstance(value, tuple | list):
         return [part for item in value for part in flat(item)]
     # An address, a frame or a function's name tells nothing about what was computed.
-    return [(type(value), re.sub(r"0x\w+", "", str(value)).partition("\n")[0])] if isinstance(value, Exception) else [value]
+    return (
+        [(type(value), re.sub(r"0x\w+", "", str(value)).partition("\n")[0])]
+        if isinstance(value, Exception)
+        else [value]
+    )
 
 
 def assert_as_if_unguarded(row: Row, q: torch.Tensor, w: torch.Tensor) -> Any:
@@ -103,6 +107,20 @@ def test_bad_values(row: Row) -> None:
         assert_refused(row, NOT_FINITE, W, "finite")
     else:
         assert_as_if_unguarded(row, NOT_FINITE, W)
+
+
+def test_capture_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = ROWS[0]
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True), raising=False)
+    for capturing in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda answer=capturing: answer)
+        with pytest.raises(og.GuardError):
+            row.guarded(Q, NARROW)
+        if capturing:
+            row.guarded(NOT_FINITE, W)
+        else:
+            with pytest.raises(og.GuardError):
+                row.guarded(NOT_FINITE, W)
 
 
 def test_the_page_has_the_rows() -> None:

@@ -40,7 +40,16 @@ from llm_op_guard.contract.model import (
 from llm_op_guard.guard.bind import Bindings, aligned, committed, dtype_fits, fits
 from llm_op_guard.guard.describe import describe_rule
 from llm_op_guard.guard.evaluate import dtype_values, show, text_of
-from llm_op_guard.guard.reading import INAPPLICABLE, Broken, NotApplicable, Snapshot, autocast_dtype, is_a, is_integer, is_tensor
+from llm_op_guard.guard.reading import (
+    INAPPLICABLE,
+    Broken,
+    NotApplicable,
+    Snapshot,
+    autocast_dtype,
+    is_a,
+    is_integer,
+    is_tensor,
+)
 from llm_op_guard.guard.reads import Read, reads_of
 from llm_op_guard.guard.violation import Binding, Violation
 

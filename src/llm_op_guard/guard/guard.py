@@ -106,7 +106,7 @@ class Guard:
             "_tracing": is_tracing,
             "_jit_state": _jit_state(),
             "_tally": self._tally or _nothing,
-            "_lets_through": constant(lambda: self._lets_through_traced()),
+            "_lets_through": constant(self._lets_through_traced),
             "_comptime": comptime,
             "_tell": teller(lambda local: outcome.traced(source, local)),
         }
@@ -169,7 +169,7 @@ class _Outcome:
             at_entry = {path: local(names.snapshot(path)) for path in plan.snapshots}
         guard = self._guard
         violations = explain(
-            guard.contract, given, classes="A", after_call=plan.after_call, known=known, at_entry=at_entry
+            guard.contract, given, classes=("A",), after_call=plan.after_call, known=known, at_entry=at_entry
         )
         return guard.reporter.error(guard, violations, given) if any(v.certain for v in violations) else None
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 from llm_op_guard.errors import GuardError
@@ -31,8 +30,12 @@ def _elsewhere(function: Any) -> None:
 
 def constant(function: Callable[[], bool]) -> Callable[[], bool]:
     """The same function, which Dynamo calls while it traces and takes the answer of; without importing torch."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
+
+    def answer() -> bool:
+        return function()
+
+    answer._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return answer
 
 
 def may_break_graph() -> bool:
@@ -60,7 +63,7 @@ def teller(error_of: Callable[[Local], GuardError | None]) -> Callable[[Any], No
             error = error_of(lambda name: _value(context.get_local(name), translator))
             if error is None:
                 return
-            handed_on = _both(type(error), sys.modules["torch._dynamo.exc"].Unsupported)(error.message, error.violations)
+            handed_on = _both(error)(error.message, error.violations)
         except Exception:  # these parts of Dynamo are its own business and may change
             return
         raise handed_on
@@ -68,10 +71,18 @@ def teller(error_of: Callable[[Local], GuardError | None]) -> Callable[[Any], No
     return tell
 
 
-@cache
-def _both(ours: type[GuardError], dynamos: Any) -> type[GuardError]:
-    """An error class that Dynamo, which wraps all others, takes for its own."""
+_classes: dict[str, Any] = {}
 
+
+def _both(error: GuardError) -> Any:
+    """The class of an error, which Dynamo takes for its own; it wraps all others."""
+    ours = type(error)
+    if ours.__name__ not in _classes:
+        _classes[ours.__name__] = _made(ours, sys.modules["torch._dynamo.exc"].Unsupported)
+    return _classes[ours.__name__]
+
+
+def _made(ours: type[GuardError], dynamos: Any) -> Any:
     def __init__(self: Any, message: str, violations: Any = ()) -> None:  # noqa: N807 - of the class below
         dynamos.__init__(self, message)
         ours.__init__(self, message, violations)
