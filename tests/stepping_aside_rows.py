@@ -258,6 +258,9 @@ ROWS = [
         lambda f, q, w: f(q, torch.nn.UninitializedParameter())[0], **IDENTITY),
     Row("parametrised modules", False, True, "the attribute is a property there, and properties are never called; "
         "rules that do not read it are checked", parametrised, WithWeight.forward, WithWeight.guarded),
+    Row("modules wrapped by `torch.compile`, as arguments", False, True, "what they pass on is read by code of theirs; "
+        "rules that do not read it are checked",
+        lambda f, q, w: f(torch.compile(WithWeight(w), backend="eager"), q), WithWeight.forward, WithWeight.guarded),
     Row("conjugated views", True, True, "they are read as what they stand for",
         lambda f, q, w: torch.view_as_real(f(torch.complex(q, q).conj(), torch.complex(w, w)).resolve_conj())),
     Row("negated views", True, True, "as above", lambda f, q, w: f(q._neg_view(), w)),
