@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import llm_op_guard as og
-from llm_op_guard.policy import ENVIRONMENT_VARIABLE, reset
+from llm_op_guard.api import forget_surroundings
+from llm_op_guard.policy import ENVIRONMENT_VARIABLE, INSTALL_VARIABLE, RECORD_VARIABLE, reset
 
 # The two cores that the suite is made for: more threads only wait for each other on tensors this small.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -32,7 +33,8 @@ TINY = {
 @pytest.fixture(autouse=True)
 def clean_slate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No guards, the default policy, an empty record; whatever a test leaves behind is taken away."""
-    monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+    for variable in (ENVIRONMENT_VARIABLE, INSTALL_VARIABLE, RECORD_VARIABLE):
+        monkeypatch.delenv(variable, raising=False)
     _forget()
     yield
     _forget()
@@ -41,6 +43,7 @@ def clean_slate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def _forget() -> None:
     og.uninstall()
     reset()
+    forget_surroundings()
     og.record.clear()
 
 

@@ -64,7 +64,7 @@ def test_version() -> None:
 def test_help_names_the_commands() -> None:
     done = command("--help")
     assert done.returncode == 0
-    for name in ("demo", "run", "doctor", "check"):
+    for name in ("demo", "run", "doctor", "check", "report"):
         assert re.search(rf"^    {name}\b", done.stdout, re.MULTILINE)
 
 
@@ -343,6 +343,7 @@ def test_run_warns_when_nothing_was_guarded(tmp_path: Path) -> None:
             {},
             "the policy is off (LLM_OP_GUARD or set_policy)",
         ),
+        ("import llm_op_guard as og; og.disable()", {}, "the program switched the guards off (og.disable)"),
     ],
 )
 def test_run_says_why_nothing_was_guarded(text: str, environment: dict[str, str], reason: str, tmp_path: Path) -> None:
@@ -466,6 +467,35 @@ def test_doctor_looks_at_one_module() -> None:
     assert "qwen2.Qwen2RMSNorm.forward" in done.stdout
     assert "llama" not in done.stdout
     assert "A=warn,sync (from LLM_OP_GUARD)" in done.stdout
+
+
+def test_doctor_says_what_holds_for_some_operators_and_what_is_waived(tmp_path: Path) -> None:
+    program(
+        tmp_path,
+        """
+        [[tool.llm-op-guard.waivers]]
+        rule = "cos.shape"
+        site = "a.b"
+        reason = "known"
+        until = 2020-01-31
+        """,
+        "pyproject.toml",
+    )
+    done = command("doctor", "json", cwd=tmp_path, LLM_OP_GUARD="default=record llama.*:A=warn llama.*:B=off")
+    assert "; default=record in place of raise (from LLM_OP_GUARD); " in done.stdout
+    assert "; llama.*: A=warn,sync B=off,sync (from LLM_OP_GUARD)" in done.stdout
+    assert "waivers       1, of which 1 expired and hold no longer" in done.stdout
+
+
+def test_a_bad_waiver_is_one_line(tmp_path: Path) -> None:
+    program(tmp_path, "[[tool.llm-op-guard.waivers]]\nrule = 'r'\n", "pyproject.toml")
+    for arguments in (("doctor",), ("run", program(tmp_path, "print('ran')"))):
+        done = command(*arguments, cwd=tmp_path)
+        assert done.returncode == 2 and done.stdout == ""
+        assert done.stderr == (
+            f"llm-op-guard: error: {tmp_path / 'pyproject.toml'}: waiver 1 (line 1): 'site' is missing; "
+            f"a waiver has rule, site, reason, and perhaps until\n"
+        )
 
 
 def test_doctor_of_a_module_that_is_not_there() -> None:

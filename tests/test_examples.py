@@ -50,7 +50,7 @@ def test_example_runs(example: pages.Example, tmp_path: Path) -> None:
 
 
 def test_the_pages_have_examples() -> None:
-    assert {example.name.partition(":")[0] for example in ALL} >= {"README.md", "language.md"}
+    assert {example.name.partition(":")[0] for example in ALL} >= {"README.md", "language.md", "production.md"}
 
 
 def test_the_readme_shows_whole_diagnoses() -> None:

@@ -78,6 +78,36 @@ def test_the_error_named_by_the_rule_can_be_caught() -> None:
     assert len(violation.contract_hash) == 12
 
 
+def test_an_error_for_clients_of_the_openai_api() -> None:
+    with pytest.raises(og.GuardError) as caught:
+        clinical_entity_linker(IDS + 1, MASK, TABLE)
+    assert json.loads(json.dumps(caught.value.to_dict(style="openai"))) == {
+        "error": {
+            "message": "clinical_entity_linker: input_ids[1, 1] = 5 (of 4, 1 element is wrong), "
+            "expected 0 <= input_ids < 5 (V)",
+            "type": "invalid_request_error",
+            "param": "input_ids",
+            "code": "within(input_ids, 0, V)",
+        }
+    }
+
+
+def test_a_client_is_told_of_every_rule_and_of_no_file() -> None:
+    with pytest.raises(og.GuardError) as caught:
+        clinical_entity_linker(IDS + 1, MASK.float(), TABLE)
+    error = caught.value.to_dict(style="openai")["error"]
+    assert "attention_mask" in error["message"] and "input_ids" in error["message"]
+    assert __file__ not in error["message"]
+    assert og.GuardError("text").to_dict(style="openai") == {
+        "error": {"message": "text", "type": "invalid_request_error", "param": None, "code": None}
+    }
+
+
+def test_an_unknown_style_is_named() -> None:
+    with pytest.raises(ValueError, match=r"unknown style 'anthropic' of GuardError\.to_dict; known: 'openai', or none"):
+        og.GuardError("text").to_dict(style="anthropic")
+
+
 def test_errors_survive_pickling_and_become_json() -> None:
     with pytest.raises(og.GuardError) as caught:
         clinical_entity_linker(IDS + 1, MASK[:1], TABLE)

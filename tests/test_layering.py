@@ -23,6 +23,7 @@ STAGES = [
     "faults",
     "emit",
     "distributed",
+    "waivers",
     "report",
     "predicates",
     "api",
@@ -33,6 +34,7 @@ STAGES = [
     "doctor",
     "checking",
     "run",
+    "startup",
     "cli",
     "__main__",
 ]

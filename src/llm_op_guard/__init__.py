@@ -2,7 +2,19 @@
 
 import logging
 
-from llm_op_guard.api import guard, install, installed, load, record, status, uninstall
+from llm_op_guard.api import (
+    guard,
+    install,
+    install_from_environment,
+    installed,
+    load,
+    record,
+    record_to,
+    status,
+    uninstall,
+    waive,
+    waivers,
+)
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.errors import (
     ContractError,
@@ -14,7 +26,8 @@ from llm_op_guard.errors import (
     PolicyError,
 )
 from llm_op_guard.guard.violation import Violation
-from llm_op_guard.policy import policy, set_policy
+from llm_op_guard.policy import disable, enable, policy, set_policy
+from llm_op_guard.waivers import Waiver
 
 # A library leaves it to the program whether and where its log is written.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
@@ -31,14 +44,24 @@ __all__ = [
     "LlmOpGuardError",
     "PolicyError",
     "Violation",
+    "Waiver",
     "__version__",
+    "disable",
+    "enable",
     "guard",
     "install",
     "installed",
     "load",
     "policy",
     "record",
+    "record_to",
     "set_policy",
     "status",
     "uninstall",
+    "waive",
+    "waivers",
 ]
+
+# LLM_OP_GUARD_INSTALL, for processes that a guarded one starts.
+install_from_environment()
+del install_from_environment

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import inspect
+import os
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +17,7 @@ from typing import Any, TypeVar, overload
 from llm_op_guard.contract.expressions import suggestion
 from llm_op_guard.contract.model import Contract, Source
 from llm_op_guard.contract.parse import dedented, docstring_section, parse_body, parse_file
-from llm_op_guard.errors import ContractError, InstallError
+from llm_op_guard.errors import ContractError, GuardWarning, InstallError, LlmOpGuardError
 from llm_op_guard.guard import functions
 from llm_op_guard.guard.guard import Guard
 from llm_op_guard.guard.plan import plan_check
@@ -22,10 +25,12 @@ from llm_op_guard.install.installer import Candidate, Installer, Integration, Re
 from llm_op_guard.install.patch import copy_function
 from llm_op_guard.install.site import Refusal, Site
 from llm_op_guard.integrations import transformers as _transformers
-from llm_op_guard.policy import Action, Policy, Setting, on_change
+from llm_op_guard.policy import INSTALL_VARIABLE, Action, Policy, Setting, libraries_to_install, on_change, record_file
 from llm_op_guard.report.dispatch import Dispatcher
 from llm_op_guard.report.record import Record
+from llm_op_guard.report.sink import JsonLines
 from llm_op_guard.values import plain
+from llm_op_guard.waivers import Waiver, Waivers
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -35,7 +40,8 @@ record = Record()
 # Contracts that users write run metadata and value rules alike.
 USER_DEFAULTS = Policy(A=Setting(Action.RAISE), B=Setting(Action.RAISE))
 
-_dispatcher = Dispatcher(record)
+_waivers = Waivers()
+_dispatcher = Dispatcher(record, _waivers)
 _user_sites: weakref.WeakSet[Site] = weakref.WeakSet()
 _INTEGRATIONS: dict[str, Callable[[], Integration]] = {
     _transformers.LIBRARY: _transformers.TransformersIntegration,
@@ -44,10 +50,8 @@ _installers: dict[str, Installer] = {}
 # Where a guarded function keeps its site, which lives as long as the function.
 _ATTRIBUTE = "__llm_op_guard__"
 
-functions.register("finite", plain.finite, plain.locate_not_finite)
-functions.register("within", plain.within, plain.locate_outside)
-functions.register("lowest", plain.lowest)
-functions.register("highest", plain.highest)
+for _name, _function in plain.FUNCTIONS.items():
+    functions.register(_name, _function, plain.LOCATORS.get(_name))
 _transformers.register()
 
 
@@ -200,6 +204,7 @@ def _guarded(function: Any, contract: Contract) -> Any:
     if _ATTRIBUTE in vars(function):
         raise TypeError(f"{function.__qualname__} is guarded already; put both contracts into one")
     _check_order(contract)
+    _read_surroundings()
     copy = copy_function(function)
     made = _make_guard(contract, _operator(function), f"{function.__module__}.{function.__qualname__}", USER_DEFAULTS)
     site = Site(copy, made)
@@ -232,6 +237,7 @@ def install(*libraries: str) -> Report:
     if not libraries:
         raise InstallError(f"name the libraries to guard; known: {', '.join(_INTEGRATIONS)}")
     _check_known(libraries)
+    _read_surroundings()
     for library in libraries:
         if library not in _installers:
             _installers[library] = Installer(_INTEGRATIONS[library](), _guard_for)
@@ -318,3 +324,66 @@ on_change(_adjust)
 def count_checks() -> None:
     """Count checked calls in `tally` from now on, in guards made from now on; costs a few nanoseconds a call."""
     tally.counting = True
+
+
+# ---------------------------------------------------------------- in production
+
+
+def record_to(path: str | os.PathLike[str] | None, *, max_records: int = 10_000, keep: int = 5) -> None:
+    """Append violations to a file as lines of JSON, from now on; None ends it. The policy stays what it is.
+
+    Violations of one rule at one site from one call site are counted rather than repeated. After `max_records` lines
+    the file becomes PATH.1, PATH.2 and so on up to `keep`. `llm-op-guard report PATH` reads it. No contents of tensors
+    are written, but for the first offending element of a value rule. Where the file cannot be written to, that is
+    said once, and guarded calls go on. Raises PolicyError for a directory, or numbers that make no sense.
+    """
+    global _environment_read  # noqa: PLW0603 - the program has the last word
+    fresh = JsonLines(path, max_records=max_records, keep=keep) if path is not None else None
+    _environment_read = True
+    former, record.sink = record.sink, fresh
+    if former is not None:
+        former.close()
+
+
+def waive(rule: str, *, site: str, reason: str, until: str | datetime.date | None = None) -> Waiver:
+    """Let one rule be broken at one site: recorded, marked as waived, and neither raised nor warned of.
+
+    `until` is the last day on which it holds, `"2027-01-31"`; after that the rule holds again, which is said once.
+    `withdraw()` takes it back, and so does the end of a `with` block; it is for all threads. Raises PolicyError for
+    a waiver without a reason, for several sites, or with a date that is none.
+    """
+    return _waivers.add(rule, site, reason, until)
+
+
+def waivers() -> list[Waiver]:
+    """The waivers of the process: those of `waive` that were not withdrawn, and those of pyproject.toml."""
+    _read_surroundings()
+    return _waivers.all()
+
+
+_environment_read = False
+
+
+def _read_surroundings() -> None:
+    """Take what stands in pyproject.toml and in the environment, once, when it is first needed. Raises PolicyError."""
+    _waivers.read_file()
+    if not _environment_read and (path := record_file()) is not None:
+        record_to(path)
+
+
+def install_from_environment() -> None:
+    """Install what `LLM_OP_GUARD_INSTALL` names; what is wrong is a warning, since this happens at import."""
+    try:
+        if libraries := libraries_to_install():
+            install(*libraries)
+    except LlmOpGuardError as error:
+        message = f"llm-op-guard guards nothing in this process: {error} (from {INSTALL_VARIABLE})"
+        warnings.warn(GuardWarning(message), stacklevel=2)
+
+
+def forget_surroundings() -> None:
+    """End recording, forget all waivers, read pyproject.toml and the environment again; for tests."""
+    global _environment_read  # noqa: PLW0603
+    record_to(None)
+    _waivers.clear()
+    _environment_read = False

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from llm_op_guard import __version__, checking, demo, doctor, run
 from llm_op_guard.errors import LlmOpGuardError
 from llm_op_guard.policy import OFF, Policy, current
+from llm_op_guard.report import digest
 from llm_op_guard.report.terminal import Terminal
 
 OK, FAILED, MISUSED, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
@@ -61,7 +62,12 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser(
         "run",
         help="run a script or module with guards installed before its first line",
-        usage="llm-op-guard run [-h] (SCRIPT | -m MODULE) [ARGUMENT ...]",
+        usage="llm-op-guard run [-h] [--record FILE] (SCRIPT | -m MODULE) [ARGUMENT ...]",
+    )
+    command.add_argument(
+        "--record",
+        metavar="FILE",
+        help="write violations to FILE, and stop no call for them unless LLM_OP_GUARD says so",
     )
     command.add_argument("-m", dest="is_module", action="store_true", help="run a module, as python -m does")
     command.add_argument("target", metavar="TARGET", help="the script, or with -m the module")
@@ -76,6 +82,11 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("check", help="read contract files and say whether they are right")
     command.add_argument("files", metavar="FILE", nargs="+")
     command.set_defaults(command=_check)
+
+    command = commands.add_parser("report", help="what the files of `run --record` and LLM_OP_GUARD_RECORD say")
+    command.add_argument("--json", dest="as_json", action="store_true", help="as JSON, for programs")
+    command.add_argument("files", metavar="FILE", nargs="+", help="with its rotated ones: guards.jsonl*")
+    command.set_defaults(command=_report)
     return parser
 
 
@@ -92,7 +103,7 @@ def _demo(_: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     start = run.module if arguments.is_module else run.script
-    return start(arguments.target, arguments.arguments, Terminal(sys.stderr))
+    return start(arguments.target, arguments.arguments, Terminal(sys.stderr), arguments.record)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
@@ -105,3 +116,10 @@ def _doctor(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     wrong, unreadable = checking.main(Terminal(sys.stdout), Terminal(sys.stderr), arguments.files)
     return MISUSED if unreadable else FAILED if wrong else OK
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    told, unreadable = digest.main(
+        Terminal(sys.stdout), Terminal(sys.stderr), arguments.files, as_json=arguments.as_json
+    )
+    return MISUSED if unreadable else OK if told else FAILED

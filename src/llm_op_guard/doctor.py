@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from llm_op_guard import __version__, api
 from llm_op_guard.install.site import Refusal
-from llm_op_guard.policy import CLASSES, ENVIRONMENT_VARIABLE, OFF, Policy, current
+from llm_op_guard.policy import CLASSES, ENVIRONMENT_VARIABLE, OFF, Layer, Policy, Setting, from_environment
 from llm_op_guard.report.overview import Group, render_facts, render_groups
 from llm_op_guard.report.terminal import Terminal
 
@@ -75,17 +75,35 @@ def _version(distribution: str) -> str | None:
 
 def describe_policy() -> str:
     """The policy in force and where it comes from; raises PolicyError for a bad LLM_OP_GUARD."""
-    chosen = current(Policy())
-    if chosen == OFF:
+    layer = from_environment()
+    if layer == Layer(OFF):
         return f"off, from {ENVIRONMENT_VARIABLE}: no guard checks anything"
     parts = []
     for name in CLASSES:
-        setting = getattr(chosen, name)
+        setting: Setting | None = getattr(layer.general, name)
         if setting is not None:
             parts.append(f"{name}={setting} (from {ENVIRONMENT_VARIABLE})")
         else:
             parts.append(f"{name}={_DEFAULTS[name]}")
+    if layer.general.default is not None:
+        parts.append(f"default={layer.general.default} in place of raise (from {ENVIRONMENT_VARIABLE})")
+    for scoped in layer.scoped:
+        settings = [f"{name}={value}" for name, value in _named(scoped.policy) if value is not None]
+        parts.append(f"{scoped.operator}: {' '.join(settings)} (from {ENVIRONMENT_VARIABLE})")
     return "; ".join(parts)
+
+
+def _named(policy: Policy) -> list[tuple[str, object]]:
+    return [("A", policy.A), ("B", policy.B), ("default", policy.default)]
+
+
+def describe_waivers() -> list[tuple[str, str]]:
+    """How many waivers hold here and how many have expired, when there are any; raises PolicyError for a bad one."""
+    waivers = api.waivers()
+    expired = sum(waiver.expired for waiver in waivers)
+    if not waivers:
+        return []
+    return [("waivers", f"{len(waivers)}" + (f", of which {expired} expired and hold no longer" if expired else ""))]
 
 
 _DEFAULTS = {
@@ -99,7 +117,8 @@ def main(out: Terminal, complaints: Terminal, library: str, modules: Sequence[st
 
     Raises InstallError and PolicyError.
     """
-    policy = describe_policy()  # first: with a bad LLM_OP_GUARD there is nothing to look at
+    # First: with a bad LLM_OP_GUARD or pyproject.toml there is nothing to look at.
+    policy, waivers = describe_policy(), describe_waivers()
     asked = list(modules) or list(SAMPLE.get(library, ()))
     findings = examine(library, asked)
     facts = [
@@ -108,6 +127,7 @@ def main(out: Terminal, complaints: Terminal, library: str, modules: Sequence[st
         *((name, _version(name) or "not installed") for name in dict.fromkeys(("torch", library))),
         ("policy", policy),
         ("libraries", f"{', '.join(api.known_libraries())} (those that guards are known for)"),
+        *waivers,
     ]
     out.line(render_facts(facts))
     if not modules and _version(library):

@@ -44,7 +44,7 @@ def _rebuild_contract_error(problem: str, file: str, line: int, column: int, tex
 
 
 class PolicyError(LlmOpGuardError, ValueError):
-    """A policy cannot be understood: an unknown class, action or time, in a call or in `LLM_OP_GUARD`."""
+    """A policy, a waiver or where to record cannot be understood: in a call, the environment or pyproject.toml."""
 
 
 class InstallError(LlmOpGuardError, ValueError):
@@ -77,14 +77,32 @@ class GuardError(ValueError):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.message, self.violations)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The error as JSON-ready data: `error`, `details`, `suggestion`, `violations`."""
+    def to_dict(self, style: str | None = None) -> dict[str, Any]:
+        """The error as JSON-ready data: `error`, `details`, `suggestion`, `violations`.
+
+        `style="openai"` gives what clients of that API read: `{"error": {"message", "type", "param", "code"}}`, where
+        `param` is the argument and `code` the id of the rule that is broken first. It names no file. Raises ValueError
+        for another style.
+        """
+        if style == "openai":
+            return {"error": self._for_openai_clients()}
+        if style is not None:
+            raise ValueError(f"unknown style {style!r} of GuardError.to_dict; known: 'openai', or none")
         hints = [violation.hint for violation in self.violations if violation.hint]
         return {
             "error": "INPUT_VALIDATION_FAILED",
             "details": "; ".join(violation.summary for violation in self.violations) or self.message,
             "suggestion": hints[0] if hints else None,
             "violations": [violation.to_dict() for violation in self.violations],
+        }
+
+    def _for_openai_clients(self) -> dict[str, Any]:
+        first = self.violations[0] if self.violations else None
+        return {
+            "message": "; ".join(violation.summary for violation in self.violations) or self.message,
+            "type": "invalid_request_error",
+            "param": first.argument if first is not None else None,
+            "code": first.rule_id if first is not None else None,
         }
 
 

@@ -2,23 +2,31 @@
 
 A policy gives each cost class a setting: an action (`raise`, `warn`, `record`, `off`), a time (`sync`), or both; a
 time alone means raise. Classes that it leaves open keep what was set before: by `set_policy`, by `LLM_OP_GUARD`, or by
-the guard's own defaults.
+the guard's own defaults. `default=` says what becomes of the rules that only those defaults switch on.
+
+Who wins: the innermost `with` block, then `set_policy`, then the environment, then the guard's defaults. Among the
+settings of `set_policy`, and among those of the environment, one for an operator beats one for all; of several that
+match, the last one set wins.
 """
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import fnmatch
 import os
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Self
+from pathlib import Path
+from typing import Any, Self
 
 from llm_op_guard.errors import PolicyError
 
 ENVIRONMENT_VARIABLE = "LLM_OP_GUARD"
+RECORD_VARIABLE = "LLM_OP_GUARD_RECORD"
+INSTALL_VARIABLE = "LLM_OP_GUARD_INSTALL"
 CLASSES = ("A", "B")
 
 
@@ -69,22 +77,42 @@ class Setting:
 
 @dataclass(frozen=True)
 class Policy:
-    """The settings of the classes; None leaves a class as it was set before."""
+    """The settings of the classes; None leaves a class as it was set before.
+
+    `default` is what rules do that nobody set anything for and that the guard's defaults would let raise.
+    """
 
     A: Setting | None = None
     B: Setting | None = None
+    default: Action | None = None
 
     @classmethod
     def of(cls, **settings: object) -> Self:
         """Read keyword settings, `A="raise", B="warn,sync"`; raises PolicyError for an unknown class."""
-        for name in settings:
-            if name not in CLASSES:
+        parsed: dict[str, Any] = {}
+        for name, text in settings.items():
+            if name not in (*CLASSES, "default"):
                 raise PolicyError(f"unknown cost class {name!r}; known: {', '.join(CLASSES)}")
-        return cls(**{name: Setting.parse(text) for name, text in settings.items() if text is not None})
+            if text is not None:
+                setting = Setting.parse(text)
+                parsed[name] = setting if name in CLASSES else setting.action
+        return cls(**parsed)
 
     def over(self, other: Policy) -> Policy:
-        """The settings of this policy, and what `other` says of the classes that this one leaves open."""
-        return Policy(self.A or other.A, self.B or other.B)
+        """The settings of this policy, and what `other` says of those that this one leaves open."""
+        return Policy(self.A or other.A, self.B or other.B, self.default or other.default)
+
+    def over_defaults(self, defaults: Policy) -> Policy:
+        """The settings of this policy; a guard's defaults, no harsher than `default`, for those that it leaves open."""
+        chosen = self.default
+        if chosen is not None:
+            softened = {
+                name: replace(setting, action=chosen)
+                for name in CLASSES
+                if (setting := getattr(defaults, name)) is not None and setting.action is not Action.OFF
+            }
+            defaults = replace(defaults, **softened)
+        return self.over(defaults)
 
     def action(self, cost_class: str) -> Action:
         """What a violation in a class does; a class that nobody set is off."""
@@ -93,26 +121,100 @@ class Policy:
 
 
 OFF = Policy(Setting(Action.OFF), Setting(Action.OFF))
+_NOTHING_SET = Policy()
 
 
-def parse_environment(text: str) -> Policy:
-    """Read the value of `LLM_OP_GUARD`: `A=raise B=warn,sync`, or `off` for everything."""
+@dataclass(frozen=True)
+class Scoped:
+    """A policy for the operators whose name or site matches a shell-style pattern; for all of them without one."""
+
+    policy: Policy
+    operator: str | None = None
+
+    @classmethod
+    def of(cls, operator: object, settings: dict[str, object]) -> Self:
+        """Read what `set_policy` and `policy` are given; raises PolicyError."""
+        wanted = Policy.of(**settings)
+        if operator is None:
+            return cls(wanted)
+        if not isinstance(operator, str) or not operator.strip():
+            raise PolicyError(
+                f"operator= is the name or the site of an operator, or a pattern such as "
+                f"'transformers.models.llama.*', not {operator!r}"
+            )
+        if wanted == _NOTHING_SET:
+            raise PolicyError(f"nothing is set for {operator!r}; add a setting such as A='warn'")
+        return cls(wanted, operator)
+
+    def matches(self, names: Sequence[str]) -> bool:
+        """Whether it is for an operator with these names; upper and lower case differ."""
+        return self.operator is None or any(fnmatch.fnmatchcase(name, self.operator) for name in names)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Policies set at one place, the process or the environment: one for all operators, and scoped ones in order."""
+
+    general: Policy = _NOTHING_SET
+    scoped: tuple[Scoped, ...] = ()
+
+    def with_set(self, wanted: Scoped) -> Layer:
+        """The layer when one more policy has been set in it."""
+        if wanted.operator is None:
+            return replace(self, general=wanted.policy.over(self.general))
+        kept = []
+        for earlier in self.scoped:
+            rest = _without(earlier.policy, wanted.policy) if earlier.operator == wanted.operator else earlier.policy
+            if rest != _NOTHING_SET:  # else overruled for good: a program may set policies for ever
+                kept.append(replace(earlier, policy=rest))
+        return replace(self, scoped=(*kept, wanted))
+
+    def policy_for(self, names: Sequence[str]) -> Policy:
+        """What is set for an operator with these names."""
+        found = _NOTHING_SET
+        for scoped in reversed(self.scoped):
+            if scoped.matches(names):
+                found = found.over(scoped.policy)
+        return found.over(self.general)
+
+
+def _without(policy: Policy, overruling: Policy) -> Policy:
+    return Policy(
+        None if overruling.A else policy.A,
+        None if overruling.B else policy.B,
+        None if overruling.default else policy.default,
+    )
+
+
+def parse_environment(text: str) -> Layer:
+    """Read the value of `LLM_OP_GUARD`: `A=raise B=warn,sync default=record`, or `off` for everything.
+
+    `PATTERN:A=warn` sets a class for the operators whose name or site matches.
+    """
     text = text.strip()
     if text.lower() == "off":
-        return OFF
-    settings: dict[str, object] = {}
+        return _ALL_OFF
+    settings: dict[str | None, dict[str, object]] = {}
     for part in text.split():
-        name, equals, value = part.partition("=")
-        if not equals or name in settings:
+        target, equals, value = part.partition("=")
+        pattern, colon, name = target.rpartition(":")
+        group = settings.setdefault(pattern if colon else None, {})
+        if not equals or name in group:
             raise PolicyError(
                 f"{ENVIRONMENT_VARIABLE}={text!r} cannot be understood at {part!r}; "
-                f"write it as 'A=raise B=warn,sync', or 'off'"
+                f"write it as 'A=raise B=warn,sync', with 'OPERATOR:A=warn' for some operators, or 'off'"
             )
-        settings[name] = value
+        group[name] = value
+    layer = Layer()
     try:
-        return Policy.of(**settings)
+        for operator, group in settings.items():
+            layer = layer.with_set(Scoped.of(operator, group))
     except PolicyError as error:
         raise PolicyError(f"{ENVIRONMENT_VARIABLE}: {error}") from None
+    return layer
+
+
+_ALL_OFF = Layer(OFF)
 
 
 class _State:
@@ -120,45 +222,58 @@ class _State:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.environment: Policy | None = None
-        self.process = Policy()
-        self.entered: list[Policy] = []
+        self.environment: Layer | None = None
+        self.process = Layer()
+        self.entered: list[tuple[Scoped, ...]] = []
         self.changed: list[Callable[[], None]] = []
+        self.disabled = False
 
-    def base(self) -> Policy:
-        if self.environment is None:
-            self.environment = parse_environment(os.environ.get(ENVIRONMENT_VARIABLE, ""))
-        return self.process.over(self.environment)
+    def base(self, names: Sequence[str] = ()) -> Policy:
+        environment = self.environment
+        if environment is None:
+            environment = self.environment = parse_environment(os.environ.get(ENVIRONMENT_VARIABLE, ""))
+        return self.process.policy_for(names).over(environment.policy_for(names))
 
     def forced_off(self) -> bool:
         """`off` in the environment is the last word of whoever runs the program: no code switches guards on again."""
         self.base()
-        return self.environment == OFF
+        return self.disabled or self.environment == _ALL_OFF
+
+    def in_a_fork(self) -> None:
+        # A thread that is not in the child may have held it.
+        self.lock = threading.RLock()
 
 
 _state = _State()
-_NOTHING_SET = Policy()
-_local: contextvars.ContextVar[Policy] = contextvars.ContextVar("llm_op_guard_policy", default=_NOTHING_SET)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_state.in_a_fork)
+# Innermost first.
+_local: contextvars.ContextVar[tuple[Scoped, ...]] = contextvars.ContextVar("llm_op_guard_policy", default=())
 
 
-def current(defaults: Policy) -> Policy:
-    """What is in force here and now, for a guard with these defaults."""
-    base = _state.base()
-    return OFF if _state.forced_off() else _local.get().over(base).over(defaults)
+def current(defaults: Policy, names: Sequence[str] = ()) -> Policy:
+    """What is in force here and now, for a guard with these defaults; `names` are its operator and its site."""
+    if _state.forced_off():
+        return OFF
+    return _blocks(_local.get(), names).over(_state.base(names)).over_defaults(defaults)
 
 
-def anywhere(defaults: Policy) -> frozenset[str]:
+def anywhere(defaults: Policy, names: Sequence[str] = ()) -> frozenset[str]:
     """The classes that are on in the process or in any `with` block that is open now, in any thread."""
     with _state.lock:
         if _state.forced_off():
             return frozenset()
-        base = _state.base().over(defaults)
-        return frozenset(
-            name
-            for entered in (Policy(), *_state.entered)
-            for name in CLASSES
-            if entered.over(base).action(name) is not Action.OFF
-        )
+        base = _state.base(names)
+        policies = [_blocks(entered, names).over(base).over_defaults(defaults) for entered in ((), *_state.entered)]
+        return frozenset(name for name in CLASSES if any(p.action(name) is not Action.OFF for p in policies))
+
+
+def _blocks(entered: Sequence[Scoped], names: Sequence[str]) -> Policy:
+    found = _NOTHING_SET
+    for scoped in entered:
+        if scoped.matches(names):
+            found = found.over(scoped.policy)
+    return found
 
 
 def on_change(callback: Callable[[], None]) -> None:
@@ -166,31 +281,37 @@ def on_change(callback: Callable[[], None]) -> None:
     _state.changed.append(callback)
 
 
-def set_policy(**settings: object) -> None:
+def set_policy(*, operator: str | None = None, **settings: object) -> None:
     """Set the policy of the process: `set_policy(A="raise", B="warn,sync")`.
+
+    With `operator`, for the operators whose name or site matches, as the shell matches file names:
+    `set_policy(A="warn", operator="transformers.models.llama.*")`. That beats a setting for all operators; of several
+    that match, the last one set wins. `default="record"` (or `"warn"`) is for rules that nobody set anything for:
+    those that would raise are recorded.
 
     Merges with what is set; acts on guards already in place. Raises PolicyError for an unknown class or setting.
     """
-    wanted = Policy.of(**settings)
+    wanted = Scoped.of(operator, settings)
     with _state.lock:
         _state.base()  # a bad environment variable is reported here rather than in a guarded call
-        _state.process = wanted.over(_state.process)
+        _state.process = _state.process.with_set(wanted)
     _announce()
 
 
-def policy(**settings: object) -> contextlib.AbstractContextManager[None]:
+def policy(*, operator: str | None = None, **settings: object) -> contextlib.AbstractContextManager[None]:
     """A `with` block with another policy, for this thread or asyncio task; merges with what is set.
 
+    Takes what `set_policy` takes; the innermost block wins over what was set outside it, for an operator or for all.
     Raises PolicyError for an unknown class or setting, where it is called.
     """
-    wanted = Policy.of(**settings)
+    wanted = Scoped.of(operator, settings)
     _state.base()
     return _entered(wanted)
 
 
 @contextlib.contextmanager
-def _entered(wanted: Policy) -> Iterator[None]:
-    merged = wanted.over(_local.get())
+def _entered(wanted: Scoped) -> Iterator[None]:
+    merged = (wanted, *_local.get())
     with _state.lock:
         _state.entered.append(merged)
     token = _local.set(merged)
@@ -205,14 +326,72 @@ def _entered(wanted: Policy) -> Iterator[None]:
         _announce()
 
 
+def disable() -> None:
+    """Switch every guard of the process off, at once and from any thread: each function has its own code again.
+
+    Whatever policies say, here and in other threads, nothing is checked until `enable`. Calls in flight go through.
+    """
+    _switch(disabled=True)
+
+
+def enable() -> None:
+    """Take `disable` back: the policies hold again, those too that were set meanwhile."""
+    _switch(disabled=False)
+
+
+def _switch(*, disabled: bool) -> None:
+    # Without the lock: one assignment, and a kill switch waits for nobody.
+    _state.disabled = disabled
+    _announce()
+
+
+def is_disabled() -> bool:
+    """Whether `disable` was called and `enable` was not."""
+    return _state.disabled
+
+
 def reset() -> None:
     """Forget what was set and read the environment again; for tests."""
     with _state.lock:
         _state.environment = None
-        _state.process = Policy()
+        _state.process = Layer()
+        _state.disabled = False
     _announce()
 
 
 def _announce() -> None:
     for callback in list(_state.changed):
         callback()
+
+
+# ---------------------------------------------------------------- the rest of the environment
+
+
+def from_environment() -> Layer:
+    """What `LLM_OP_GUARD` says; raises PolicyError where it cannot be understood."""
+    _state.base()
+    return _state.environment or Layer()
+
+
+def record_file() -> str | None:
+    """The file that `LLM_OP_GUARD_RECORD` names, if it names one."""
+    return os.environ.get(RECORD_VARIABLE, "").strip() or None
+
+
+def libraries_to_install() -> tuple[str, ...]:
+    """The libraries that `LLM_OP_GUARD_INSTALL` names: `transformers`, separated by commas or spaces."""
+    return tuple(os.environ.get(INSTALL_VARIABLE, "").replace(",", " ").split())
+
+
+def set_for_children(startup: Path, libraries: Sequence[str], record: Path | None, default: Action | None) -> None:
+    """Have the Python processes that this one starts guard these libraries, record to that file, and so on.
+
+    `startup` is the folder of a `sitecustomize`, which Python runs when it starts.
+    """
+    rest = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != str(startup)]
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(startup), *rest])
+    os.environ[INSTALL_VARIABLE] = ",".join(libraries)
+    if record is not None:
+        os.environ[RECORD_VARIABLE] = str(record)
+    if default is not None:
+        os.environ[ENVIRONMENT_VARIABLE] = f"{os.environ.get(ENVIRONMENT_VARIABLE, '')} default={default}".strip()

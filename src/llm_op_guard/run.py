@@ -14,7 +14,7 @@ from types import ModuleType, TracebackType
 
 from llm_op_guard import api
 from llm_op_guard.errors import LlmOpGuardError
-from llm_op_guard.policy import CLASSES, Action, current
+from llm_op_guard.policy import CLASSES, OFF, Action, Policy, current, is_disabled, set_for_children, set_policy
 from llm_op_guard.report.terminal import Terminal
 
 _MOST_REFUSALS = 3
@@ -25,7 +25,7 @@ class TargetError(LlmOpGuardError):
     """There is no such script or module to run."""
 
 
-def script(path: str, arguments: Sequence[str], out: Terminal) -> int:
+def script(path: str, arguments: Sequence[str], out: Terminal, record: str | None = None) -> int:
     """Run a file (or a directory or archive with a `__main__`) as `python path` does; the exit code.
 
     Raises TargetError when it is not there, PolicyError for a bad LLM_OP_GUARD, SystemExit as the program does.
@@ -46,22 +46,22 @@ def script(path: str, arguments: Sequence[str], out: Terminal) -> int:
     sys.argv = [path, *arguments]
     if is_source:
         _search_first(target.resolve().parent)
-        _guard()
+        _guard(record)
         return _reported(lambda: _run_source(os.path.abspath(path)), out)  # noqa: PTH100 - as Python: links stay as they are
     if not sys.flags.safe_path:
         del sys.path[0]  # runpy puts the folder there
-    _guard()
+    _guard(record)
     return _reported(lambda: runpy.run_path(str(target.absolute()), run_name="__main__"), out)
 
 
-def module(name: str, arguments: Sequence[str], out: Terminal) -> int:
+def module(name: str, arguments: Sequence[str], out: Terminal, record: str | None = None) -> int:
     """Run a module as `python -m name` does; the exit code.
 
     Raises TargetError when it is not there, PolicyError for a bad LLM_OP_GUARD, SystemExit as the program does.
     """
     sys.argv = [name, *arguments]
     _search_first(Path.cwd())
-    _guard()  # before the module is looked for: that imports the packages it lies in
+    _guard(record)  # before the module is looked for: that imports the packages it lies in
 
     def run() -> None:
         _refuse_missing(name)
@@ -137,8 +137,20 @@ def _theirs(traceback: TracebackType | None) -> TracebackType | None:
 # ---------------------------------------------------------------- guards, and what they did
 
 
-def _guard() -> None:
-    current(api.USER_DEFAULTS)  # a bad LLM_OP_GUARD is an error here, before the program runs
+# The folder of the `sitecustomize` that installs guards in the Python processes which the program starts.
+STARTUP = Path(__file__).parent / "startup"
+
+
+def _guard(record: str | None) -> None:
+    policy = current(Policy())  # a bad LLM_OP_GUARD is an error here, before the program runs
+    softened = None
+    if record is not None:
+        api.record_to(record)
+        if policy.default is None and policy != OFF:
+            softened = Action.RECORD
+            set_policy(default=softened)
+    sink = api.record.sink
+    set_for_children(STARTUP, api.known_libraries(), sink.path if sink is not None else None, softened)
     api.count_checks()
     for library in api.known_libraries():
         api.install(library)
@@ -162,6 +174,9 @@ def summarise(out: Terminal) -> None:
         reason = _why_nothing(sites, checks)
         if reason:
             out.warning(f"nothing was checked: {reason}")
+        sink = api.record.sink
+        if sink is not None and violations:
+            out.line(f"llm-op-guard: violations are recorded; read them with: llm-op-guard report {sink.path}")
         line = f"llm-op-guard: {_count(sites, 'site')}, {_count(checks, 'check')}, {_count(violations, 'violation')}"
         out.line(out.paint(line, "red") if violations else line)
     except (OSError, ValueError):  # the program closed stderr
@@ -177,6 +192,8 @@ def _why_nothing(sites: int, checks: int) -> str:
     if checks:
         return ""
     look = "; look at: llm-op-guard doctor"
+    if is_disabled():
+        return "the program switched the guards off (og.disable)"
     policy = current(api.USER_DEFAULTS)
     if all(policy.action(name) is Action.OFF for name in CLASSES):
         return "the policy is off (LLM_OP_GUARD or set_policy)"

@@ -88,7 +88,11 @@ def condition(draw: st.DrawFn, depth: int = 0) -> str:
                 st.sampled_from(["highest(y) < L", "D ** 2 < 10", "(D if n else L) == 2", "ceildiv(D, n) == B"])
             )
         case 11:
-            return f"{condition(draw, depth + 1)} and {condition(draw, depth + 1)}"
+            joined = f"{condition(draw, depth + 1)} and {condition(draw, depth + 1)}"
+            loops = ["all(t > 0 for t in box.l)", "any(t == D for t in box.l)", "sum(t for t in box.l) == D",
+                     "all(t.ndim == 2 for t in (x, y))", "all(a == b for a, b in zip(box.l, x.shape))",
+                     "all(t < m for i, t in enumerate(box.l) if i > 0)", "any(finite(t) for t in z)"]  # fmt: skip
+            return draw(st.sampled_from([joined, joined, *loops]))
         case 12:
             return f"{condition(draw, depth + 1)} or {condition(draw, depth + 1)}"
         case _:
@@ -120,6 +124,14 @@ def statement(draw: st.DrawFn, depth: int = 0) -> list[str]:
                     )
                 )
             ]
+        case 5 if draw(st.integers(0, 3)) == 0:
+            return draw(
+                st.sampled_from(
+                    [["for t in (x, y):", "    require(t.ndim == 2)"], ["for t in (x, z):", "    t: any[B, ...]"],
+                     ["for i, t in enumerate(box.l):", "    if i > 0:", "        require(t < D)"],
+                     ["for a, b in ((x, y), (y, z)):", "    require(a.dtype == b.dtype)"]]
+                )
+            )  # fmt: skip
         case 5 | 6 | 7:
             return [f"require({condition(draw)}{', ' + suspect if suspect else ''})"]
         case _:
@@ -177,6 +189,10 @@ def scalar(rng: random.Random) -> Any:
     return rng.choice((0, 1, 2, 2, 3, -1, 1.5, None, "left", True, np.int32(2), torch.tensor(2)))
 
 
+def items(rng: random.Random) -> Any:
+    return rng.choice(([scalar(rng) for _ in range(rng.randrange(4))], (1, 2), None, {"a": 1}, iter([1])))
+
+
 @st.composite
 def calls(draw: st.DrawFn) -> dict[str, Any]:
     """One call and its `result`: mostly tensors whose sizes repeat, now and then something quite different."""
@@ -184,7 +200,9 @@ def calls(draw: st.DrawFn) -> dict[str, Any]:
     arguments = {name: value(rng) for name in ("x", "y", "z")}
     if rng.random() < 0.5 and isinstance(arguments["x"], torch.Tensor):
         arguments["y"] = arguments["x"].clone() if rng.random() < 0.5 else arguments["x"]
-    box = SimpleNamespace(**{name: make(rng) for name, make in (("w", value), ("k", scalar)) if rng.random() < 0.8})
+    box = SimpleNamespace(
+        **{name: make(rng) for name, make in (("w", value), ("k", scalar), ("l", items)) if rng.random() < 0.8}
+    )
     result = rng.choice((arguments["x"], arguments["y"], value(rng), value(rng)))
     return {
         **arguments,

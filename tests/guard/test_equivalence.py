@@ -15,6 +15,7 @@ import llm_op_guard  # noqa: F401 - registers the value functions
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.parse import parse_body
 from llm_op_guard.errors import ContractError
+from llm_op_guard.guard.bind import Bindings
 from llm_op_guard.guard.explain import explain
 from llm_op_guard.guard.guard import Guard
 from llm_op_guard.guard.violation import Violation
@@ -81,6 +82,15 @@ def _raise(error: Exception) -> None:
     raise error
 
 
+def known(contract: Contract, arguments: dict[str, Any], classes: tuple[str, ...]) -> dict[str, Any]:
+    """What symbols and assigned names are before the call."""
+    clauses = [c for c in contract.clauses if not c.after_call and c.cost_class in {"A", *classes}]
+    given = {name: value for name, value in arguments.items() if name != "result"}
+    bindings = Bindings(contract, clauses, given, {}, after_call=False)
+    bindings.collect()
+    return {**bindings.values.symbols, **bindings.values.assigned}
+
+
 def said(violations: list[Violation]) -> set[tuple[str, str, str, bool]]:
     return {(v.rule_id, v.observed, v.expected, v.certain) for v in violations}
 
@@ -108,7 +118,9 @@ def assert_agreement(contract: Contract, some_calls: list[dict[str, Any]]) -> No
             assert bool(before) == bool(expected), (contract.text, arguments, expected, source)
             assert before == expected
             if after is not None:
-                expected = explained(contract, arguments, classes, after_call=True)
+                expected = explained(
+                    contract, arguments, classes, after_call=True, known=known(contract, arguments, classes)
+                )
                 assert bool(after) == bool(expected), (contract.text, arguments, expected, source)
 
 

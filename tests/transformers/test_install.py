@@ -392,3 +392,31 @@ def test_off_in_the_environment_is_the_last_word(monkeypatch: pytest.MonkeyPatch
     with og.policy(A="raise"):
         assert not is_guarded(apply_rotary_pos_emb, *bad)
     assert_unchanged(before, snapshot())
+
+
+def test_policies_kill_switch_and_waivers_reach_operators_in_place() -> None:
+    from transformers.models.llama import modeling_llama as llama
+
+    rope, norm = llama.apply_rotary_pos_emb, llama.LlamaRMSNorm.forward
+    codes = rope.__code__, norm.__code__
+    og.install("transformers")
+
+    def own() -> tuple[bool, bool]:
+        return rope.__code__ is codes[0], norm.__code__ is codes[1]
+
+    assert own() == (False, False)
+    og.set_policy(A="off", operator="apply_rotary_pos_emb")
+    assert own() == (True, False)
+    with og.policy(A="raise", operator="transformers.models.llama.*"), og.policy(A="off", operator="*RMSNorm.forward"):
+        assert own() == (False, False)  # on everywhere that some thread may want it
+    og.set_policy(A="raise", operator="apply_rotary_pos_emb")
+    og.disable()
+    assert own() == (True, True)
+    og.enable()
+    assert own() == (False, False)
+
+    q, table = torch.ones(1, 2, 3, 4), torch.ones(1, 3, 1)
+    with og.waive("cos.shape", site=f"{llama.__name__}.apply_rotary_pos_emb", reason="on purpose"):
+        rope(q, q, table, table)
+    with pytest.raises(og.GuardError):
+        rope(q, q, table, table)

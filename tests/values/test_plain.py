@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
+import llm_op_guard  # noqa: F401 - registers the functions
+from llm_op_guard.contract.vocabulary import FUNCTIONS
+from llm_op_guard.guard.functions import IMPLEMENTATIONS
 from llm_op_guard.guard.reading import NotApplicable
 from llm_op_guard.values import plain
 
@@ -143,3 +147,69 @@ def test_gradients_and_random_state_are_left_alone() -> None:
     assert plain.finite(x) and plain.within(x, 0, 2)
     assert x.grad is None
     assert torch.equal(state, torch.get_rng_state())
+
+
+NAN = float("nan")
+LOWEST = torch.finfo(torch.float32).min
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "answer"),
+    [
+        ("absmax", ([3, -7],), 7),
+        ("first", ([[4, 5], [6, 7]],), 4),
+        ("last", ([[4, 5], [6, 7]],), 7),
+        ("count", ([1, -100, -100], -100), 2),
+        ("count", ([], 1), 0),
+        ("only", ([0, 1, 1], 0, 1), True),
+        ("only", ([0.0, -1e9], 0, 1), False),
+        ("only", ([], 0), True),
+        ("nondecreasing", ([0, 3, 3, 5],), True),
+        ("nondecreasing", ([0, 3, 2],), False),
+        ("nondecreasing", ([[5], [3]],), True),
+        ("nondecreasing", ([0.0, NAN],), False),
+        ("nondecreasing", ([],), True),
+        ("unique", ([3, 1, 2],), True),
+        ("unique", ([3, 1, 3],), False),
+        ("unique", ([],), True),
+        ("all_true", ([1, 2],), True),
+        ("all_true", ([1, 0],), False),
+        ("all_true", ([],), True),
+        ("any_per_row", ([[0, 1], [1, 0]],), True),
+        ("any_per_row", ([[0, 1], [0, 0]],), False),
+        ("live_rows", ([[True, False], [True, True]],), True),
+        ("live_rows", ([[True], [False]],), False),
+        ("live_rows", ([[0.0, LOWEST], [LOWEST, 0.0]],), True),
+        ("live_rows", ([[0.0, LOWEST], [LOWEST, LOWEST]],), False),
+        ("live_rows", ([[-float("inf"), -float("inf")]],), False),
+        ("equal", ([1, 2], [1, 2]), True),
+        ("equal", ([1, 2], [1, 3]), False),
+        ("equal", ([1, 2], [1]), False),
+        ("equal", ([1, 2], [1, 3], [1, 0]), True),
+        ("equal", ([1, 2], [1, 3], [0, 1]), False),
+    ],
+)
+def test_the_other_value_functions(name: str, arguments: tuple[Any, ...], answer: Any) -> None:
+    given = [torch.tensor(argument) if isinstance(argument, list) else argument for argument in arguments]
+    assert plain.FUNCTIONS[name](*given) == answer
+
+
+def test_functions_that_give_tensors() -> None:
+    assert plain.negated(torch.tensor([1, 0])).tolist() == [False, True]
+    assert plain.consecutive(torch.tensor([[4, 9], [0, 0]])).tolist() == [[4, 5], [0, 1]]
+    assert plain.positions_of(torch.tensor([[0, 1, 1], [1, 1, 1]])).tolist() == [[-1, 0, 1], [0, 1, 2]]
+
+
+def test_what_has_no_element_or_no_row_does_not_apply() -> None:
+    empty, scalar = torch.ones(0), torch.tensor(1)
+    for name in ("absmax", "first", "last"):
+        with pytest.raises(NotApplicable):
+            plain.FUNCTIONS[name](empty)
+    for name in ("nondecreasing", "any_per_row", "live_rows", "consecutive", "positions_of"):
+        with pytest.raises(NotApplicable):
+            plain.FUNCTIONS[name](scalar)
+
+
+def test_every_value_function_of_the_language_is_here() -> None:
+    assert set(plain.FUNCTIONS) == {name for name, function in FUNCTIONS.items() if function.cost_class == "B"}
+    assert set(IMPLEMENTATIONS) == set(FUNCTIONS) - {"has", "get"}

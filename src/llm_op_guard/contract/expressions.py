@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 
 from llm_op_guard.contract.model import Source, path_of
-from llm_op_guard.contract.vocabulary import DTYPE_SETS, FUNCTIONS
+from llm_op_guard.contract.vocabulary import DTYPE_SETS, FUNCTIONS, KEYWORDS
 
 _BINARY = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
 _UNARY = (ast.Not, ast.USub, ast.UAdd)
@@ -32,8 +32,8 @@ def check_expression(node: ast.expr, source: Source, *, as_text: bool = False) -
                 raise source.error(f"{node.attr!r} cannot be read", node)
             check_expression(node.value, source)
         case ast.Subscript():
-            if not _is_index(node.slice):
-                raise source.error("an index is an integer or a text", node.slice)
+            # An index that is more than a literal is for constants of the file; `validate` sees to it.
+            check_expression(node.slice, source)
             check_expression(node.value, source)
         case ast.UnaryOp(op=op) if isinstance(op, _UNARY):
             check_expression(node.operand, source)
@@ -53,6 +53,8 @@ def check_expression(node: ast.expr, source: Source, *, as_text: bool = False) -
             check_expression(node.orelse, source, as_text=as_text)
         case ast.Call():
             _check_call(node, source)
+            if isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS and FUNCTIONS[node.func.id].gives_tensor:
+                raise source.error(f"{node.func.id} gives a tensor, which only a value function takes", node)
         case ast.Tuple() | ast.List():
             for item in node.elts:
                 check_expression(item.value if isinstance(item, ast.Starred) else item, source)
@@ -74,13 +76,35 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
+# What is asked of all items of a sequence, and what goes through several sequences at once.
+LOOPS = ("all", "any", "sum")
+SEQUENCES = ("zip", "enumerate", "items", "range")
+
+
 def names_in(node: ast.AST) -> dict[str, ast.Name]:
-    """Every name that an expression reads (functions that it calls left out), each at its first place."""
-    functions = {call.func for call in ast.walk(node) if isinstance(call, ast.Call)}
+    """Every name that an expression reads from outside (functions that it calls and the names of its loops left out),
+    each at its first place.
+    """
     found: dict[str, ast.Name] = {}
-    for child in ast.walk(node):
-        if isinstance(child, ast.Name) and child not in functions:
-            found.setdefault(child.id, child)
+
+    def visit(part: ast.AST, inner: frozenset[str]) -> None:
+        match part:
+            case ast.Name(id=name):
+                if name not in inner:
+                    found.setdefault(name, part)
+            case ast.Call(func=func, args=arguments, keywords=keywords):
+                for child in (*([] if isinstance(func, ast.Name) else [func]), *arguments, *keywords):
+                    visit(child, inner)
+            case ast.GeneratorExp(elt=elt, generators=[loop]):
+                visit(loop.iter, inner)
+                bound = inner | {name.id for name in ast.walk(loop.target) if isinstance(name, ast.Name)}
+                for child in (*loop.ifs, elt):
+                    visit(child, bound)
+            case _:
+                for child in ast.iter_child_nodes(part):
+                    visit(child, inner)
+
+    visit(node, frozenset())
     return found
 
 
@@ -125,9 +149,13 @@ def _is_dtype_set(node: ast.expr) -> bool:
 def _check_call(node: ast.Call, source: Source) -> None:
     if not isinstance(node.func, ast.Name):
         raise source.error("methods are never called; functions are those of the language's table", node.func)
+    if node.func.id in LOOPS:
+        _check_loop(node, source)
+        return
     function = FUNCTIONS.get(node.func.id)
     if function is None:
-        raise source.error(f"unknown function {node.func.id!r}{suggestion(node.func.id, FUNCTIONS)}", node.func)
+        known = [*FUNCTIONS, *LOOPS]
+        raise source.error(f"unknown function {node.func.id!r}{suggestion(node.func.id, known)}", node.func)
     names = [name for name, _ in function.arguments]
     given = len(node.args)
     for keyword in node.keywords:
@@ -140,25 +168,87 @@ def _check_call(node: ast.Call, source: Source) -> None:
     for argument in node.args:
         if isinstance(argument, ast.Starred):
             raise source.error("arguments are written one by one", argument)
+    for index, argument in enumerate(node.args):
+        kind = function.arguments[min(index, len(function.arguments) - 1)][1]
+        if kind == "tensor":
+            _check_tensor(function.name, argument, source)
+            continue
+        if kind in ("path", "owner") and path_of(argument) is None:
+            raise source.error(f"{function.name} takes a parameter or what can be read from one", argument)
         check_expression(argument, source)
     for keyword in node.keywords:
-        check_expression(keyword.value, source)
-    for (_, kind), argument in zip(function.arguments, node.args, strict=False):
-        if kind in ("path", "tensor", "owner") and path_of(argument) is None:
-            raise source.error(f"{function.name} takes a parameter or what can be read from one", argument)
+        kind = dict(function.arguments)[str(keyword.arg)]
+        if kind == "tensor":
+            _check_tensor(function.name, keyword.value, source)
+        else:
+            check_expression(keyword.value, source)
+
+
+def _check_loop(node: ast.Call, source: Source) -> None:
+    match node:
+        case ast.Call(func=ast.Name(), args=[ast.GeneratorExp(elt=elt, generators=[loop])], keywords=[]) if (
+            not loop.is_async
+        ):
+            check_target(loop.target, source)
+            check_iterable(loop.iter, source)
+            for part in (*loop.ifs, elt):
+                check_expression(part, source)
+        case _:
+            raise source.error("written as all(condition for x in xs), any(…) or sum(…), over one sequence", node)
+
+
+def check_target(node: ast.expr, source: Source) -> None:
+    """Raise ContractError unless `node` is a name, or several, that a loop may give."""
+    names = node.elts if isinstance(node, ast.Tuple) else [node]
+    for name in names:
+        if not isinstance(name, ast.Name) or name.id in {*FUNCTIONS, *LOOPS, *SEQUENCES, *KEYWORDS}:
+            raise source.error("a loop gives names: for x in …, for x, y in …", name)
+
+
+def check_iterable(node: ast.expr, source: Source) -> None:
+    """Raise ContractError unless `node` is a sequence: read, written out, or of zip, enumerate, items or range."""
+    match node:
+        case ast.Call(func=ast.Name(id="range"), args=[count], keywords=[]):
+            check_expression(count, source)
+        case ast.Call(func=ast.Name(id="items"), args=[mapping], keywords=[]) if path_of(mapping) is not None:
+            check_expression(mapping, source)
+        case ast.Call(func=ast.Name(id="enumerate"), args=[inner], keywords=[]):
+            check_iterable(inner, source)
+        case ast.Call(func=ast.Name(id="zip"), args=[_, *_] as inners, keywords=[]):
+            for inner in inners:
+                check_iterable(inner, source)
+        case ast.Tuple() | ast.List():
+            check_expression(node, source)
+        case _ if path_of(node) is not None:
+            check_expression(node, source)
+        case _:
+            raise source.error("a loop goes over what is read or written out, or zip, enumerate, items or range", node)
+
+
+def _check_tensor(function: str, node: ast.expr, source: Source) -> None:
+    """A tensor argument: something read from a parameter, a part of it (`cos[:, :1]`), or what a function gives."""
+    match node:
+        case ast.Call(func=ast.Name(id=name)) if name in FUNCTIONS and FUNCTIONS[name].gives_tensor:
+            _check_call(node, source)
+        case ast.Subscript(value=value, slice=index) if path_of(node) is None:
+            for part in index.elts if isinstance(index, ast.Tuple) else [index]:
+                _check_slice(part, source)
+            _check_tensor(function, value, source)
+        case _ if path_of(node) is None:
+            raise source.error(f"{function} takes a parameter or what can be read from one", node)
+        case _:
+            check_expression(node, source)
+
+
+def _check_slice(node: ast.expr, source: Source) -> None:
+    parts = [node.lower, node.upper, node.step] if isinstance(node, ast.Slice) else [node]
+    for part in parts:
+        if part is not None and not (isinstance(part, ast.Constant) and part.value is Ellipsis):
+            check_expression(part, source)
 
 
 def _count(least: int, most: int) -> str:
     return f"{least} arguments" if least == most else f"{least} to {most} arguments"
-
-
-def _is_index(node: ast.expr) -> bool:
-    match node:
-        case ast.Constant(value=int() | str()):
-            return True
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int())):
-            return True
-    return False
 
 
 def _describe(node: ast.expr) -> str:

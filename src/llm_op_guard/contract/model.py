@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from llm_op_guard.errors import ContractError
 
@@ -75,12 +75,18 @@ class Path:
     root: str
     steps: tuple[str | tuple[str | int], ...] = ()
 
-    def item(self, index: int) -> Path:
-        """The path to an item of the sequence here."""
+    def item(self, index: int | str) -> Path:
+        """The path to an item of the sequence here; `_` stands for any."""
         return Path(self.root, (*self.steps, (index,)))
 
     def __str__(self) -> str:
-        return self.root + "".join(f".{step}" if isinstance(step, str) else f"[{step[0]!r}]" for step in self.steps)
+        return self.root + "".join(_step_text(step) for step in self.steps)
+
+
+def _step_text(step: str | tuple[str | int]) -> str:
+    if isinstance(step, str):
+        return f".{step}"
+    return "[_]" if step == ("_",) else f"[{step[0]!r}]"
 
 
 # ---------------------------------------------------------------- types
@@ -276,7 +282,15 @@ class TupleType:
     text: str
 
 
-Alternative = TensorType | NoneType | ScalarType | LiteralType | Like | TupleType
+@dataclass(frozen=True)
+class ListType:
+    """`list[type]`: a list or tuple of any length, every item of the type."""
+
+    item: Type
+    text: str
+
+
+Alternative = TensorType | NoneType | ScalarType | LiteralType | Like | TupleType | ListType
 
 
 @dataclass(frozen=True)
@@ -320,12 +334,16 @@ class Assign:
 
 @dataclass(frozen=True)
 class Require:
-    """`require(expr, id=, because=, hint=, certain=, error=)`."""
+    """`require(expr, id=, because=, hint=, certain=, error=)`; with `promised`, `ensure(…)`.
+
+    What is required is the caller's to keep, what is promised the operator's.
+    """
 
     expr: Expr
     id: str
     reason: Reason
     error: str | None
+    promised: bool
     node: ast.AST = field(compare=False, repr=False)
 
 
@@ -339,7 +357,17 @@ class If:
     node: ast.AST = field(compare=False, repr=False)
 
 
-Statement = Declare | Assign | Require | If
+@dataclass(frozen=True)
+class For:
+    """`for target in iterable:`; `loops` says what it stands for."""
+
+    target: ast.expr = field(compare=False, repr=False)
+    iterable: Expr
+    body: tuple[Statement, ...]
+    node: ast.AST = field(compare=False, repr=False)
+
+
+Statement = Declare | Assign | Require | If | For
 Leaf = Declare | Assign | Require
 
 
@@ -383,8 +411,9 @@ SymbolKind = Literal["size", "sizes", "dtype", "device"]
 class Contract:
     """What an operator requires of its arguments and promises of its result.
 
-    `parameters` are the operator's parameter names in order; `symbols` the names that stand for sizes, groups of
-    sizes, dtypes and devices; `assigned` the names that the contract itself defines.
+    `parameters` are the operator's parameter names in order; `constants` the values that its file names; `symbols` the
+    names that stand for sizes, groups of sizes, dtypes and devices; `assigned` the names that the contract itself
+    defines.
     """
 
     name: str
@@ -392,6 +421,7 @@ class Contract:
     doc: str
     body: tuple[Statement, ...]
     source: Source = field(compare=False, repr=False)
+    constants: dict[str, Any] = field(compare=False, repr=False, default_factory=dict)
     symbols: dict[str, SymbolKind] = field(compare=False, repr=False, default_factory=dict)
     clauses: tuple[Clause, ...] = field(compare=False, repr=False, default=())
     rules: tuple[Rule, ...] = field(compare=False, repr=False, default=())
@@ -406,7 +436,8 @@ class Contract:
     @cached_property
     def text(self) -> str:
         """The contract in normal form: two contracts that say the same in the same order have the same text."""
-        lines = [f"def {self.name}({', '.join(self.parameters)}):"]
+        lines = [f"{name} = {value!r}" for name, value in self.constants.items()]
+        lines += [f"def {self.name}({', '.join(self.parameters)}):"]
         lines += [f"    {line}" for line in _render(self.body)] or ["    pass"]
         return "\n".join(lines) + "\n"
 
@@ -430,6 +461,9 @@ def _render(body: tuple[Statement, ...]) -> Iterator[str]:
             if statement.orelse:
                 yield "else:"
                 yield from (f"    {line}" for line in _render(statement.orelse))
+        elif isinstance(statement, For):
+            yield f"for {ast.unparse(statement.target)} in {statement.iterable.text}:"
+            yield from (f"    {line}" for line in _render(statement.body))
         else:
             yield ast.unparse(statement.node)
 

@@ -10,13 +10,16 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path as FilePath
+from typing import Any
 
-from llm_op_guard.contract.expressions import check_expression, suggestion
+from llm_op_guard.contract.expressions import check_expression, check_iterable, check_target, suggestion
+from llm_op_guard.contract.loops import written_out
 from llm_op_guard.contract.model import (
     Assign,
     Contract,
     Declare,
     Expr,
+    For,
     If,
     Path,
     Reason,
@@ -54,16 +57,19 @@ def parse_stubs(text: str, file: str = "<contract>") -> dict[str, Contract]:
     """Read the text of a `.contract` file."""
     source = Source(file, text)
     contracts: dict[str, Contract] = {}
+    constants: dict[str, Any] = {}
     for position, node in enumerate(_syntax(source)):
         match node:
+            case ast.Assign(targets=[ast.Name(id=name)]):
+                constants[name] = _constant(name, node, constants, source)
             case ast.FunctionDef():
                 if node.name in contracts:
                     raise source.error(f"a second contract is named {node.name!r}; names in one file differ", node)
-                contracts[node.name] = _stub(node, source)
+                contracts[node.name] = _stub(node, source, constants)
             case ast.Expr(value=ast.Constant(value=str())) if position == 0:
                 pass  # what the file says of itself
             case _:
-                raise source.error("a contract file holds stubs: def operator(arguments): …", node)
+                raise source.error("a contract file holds stubs (def operator(arguments): …) and constants", node)
     if not contracts:
         raise source.error("no contract here; write one as a stub: def operator(arguments): …")
     return contracts
@@ -138,7 +144,7 @@ def _limit_nesting(statement: ast.stmt, source: Source) -> None:
     raise source.error(f"nested deeper than {MAX_NESTING} levels", statement)
 
 
-def _stub(node: ast.FunctionDef, source: Source) -> Contract:
+def _stub(node: ast.FunctionDef, source: Source, constants: dict[str, Any]) -> Contract:
     if node.decorator_list:
         raise source.error("a stub has no decorators", node.decorator_list[0])
     arguments = node.args
@@ -156,8 +162,24 @@ def _stub(node: ast.FunctionDef, source: Source) -> Contract:
             doc=doc,
             body=_statements(body, source),
             source=source,
+            constants=_used(constants, body),
         )
     )
+
+
+def _used(constants: dict[str, Any], body: list[ast.stmt]) -> dict[str, Any]:
+    names = {node.id for statement in body for node in ast.walk(statement) if isinstance(node, ast.Name)}
+    return {name: value for name, value in constants.items() if name in names}
+
+
+def _constant(name: str, node: ast.Assign, constants: dict[str, Any], source: Source) -> Any:
+    """The value of `NAME = literal`: numbers, texts, tuples, lists and dicts of these."""
+    if not name.isupper() or name in constants or len(name) < 3:
+        raise source.error("a constant has a name of capitals, at least three, that no other constant has", node)
+    try:
+        return ast.literal_eval(node.value)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        raise source.error("a constant is a number, a text, or a tuple, list or dict of these", node.value) from None
 
 
 def _doc(node: ast.Expr, source: Source) -> str:
@@ -195,15 +217,21 @@ def _statement(node: ast.stmt, source: Source) -> Statement:
                 _statements(node.orelse, source),
                 node,
             )
+        case ast.For(target=target, iter=iterable, body=body, orelse=[]):
+            check_target(target, source)
+            check_iterable(iterable, source)
+            return For(target, Expr.of(iterable), _statements(body, source), node)
         case ast.Expr(value=ast.Call(func=ast.Name(id="require")) as call):
-            return _require(call, node, source)
+            return _require(call, node, source, promised=False)
+        case ast.Expr(value=ast.Call(func=ast.Name(id="ensure")) as call):
+            return _require(call, node, source, promised=True)
         case ast.Expr(value=ast.Call(func=ast.Name(id=name) as function)):
-            raise source.error(f"unknown statement {name!r}{suggestion(name, ['require'])}", function)
+            raise source.error(f"unknown statement {name!r}{suggestion(name, ['require', 'ensure'])}", function)
         case ast.Assert():
             raise source.error("write require(…): assert vanishes under python -O", node)
     raise source.error(
-        "not a statement of the language; known are: name: type, name = expression, if/elif/else, require(…), "
-        "returns: type",
+        "not a statement of the language; known are: name: type, name = expression, if/elif/else, for, require(…), "
+        "ensure(…), returns: type",
         node,
     )
 
@@ -223,12 +251,13 @@ def _declaration(node: ast.AnnAssign, source: Source) -> Declare:
     return Declare(path, parse_type(node.annotation, source), reason, node)
 
 
-def _require(call: ast.Call, node: ast.stmt, source: Source) -> Require:
+def _require(call: ast.Call, node: ast.stmt, source: Source, *, promised: bool) -> Require:
     if len(call.args) != 1:
-        raise source.error("require takes one condition, then id=, because=, hint=, certain=, error=", call)
+        name = "ensure" if promised else "require"
+        raise source.error(f"{name} takes one condition, then id=, because=, hint=, certain=, error=", call)
     reason, rule_id, error = _keywords(call, source, "id", "because", "hint", "certain", "error")
     expr = _expression(call.args[0], source)
-    return Require(expr, rule_id or expr.text, reason, error, node)
+    return Require(expr, rule_id or expr.text, reason, error, promised, node)
 
 
 def _keywords(call: ast.Call, source: Source, *allowed: str) -> tuple[Reason, str | None, str | None]:
@@ -295,4 +324,4 @@ def _names(target: ast.expr, source: Source) -> tuple[str, ...]:
 
 def _expression(node: ast.expr, source: Source) -> Expr:
     check_expression(node, source)
-    return Expr.of(node)
+    return Expr.of(written_out(node))

@@ -21,6 +21,7 @@ from llm_op_guard.contract.model import (
     DtypeSymbol,
     Expr,
     Like,
+    ListType,
     LiteralType,
     NoneType,
     Rest,
@@ -73,6 +74,8 @@ def _alternative(node: ast.expr, source: Source) -> Alternative:
             if path is None:
                 raise source.error("like takes a parameter or what can be read from one", inner)
             return Like(path, text)
+        case ast.Subscript(value=ast.Name(id="list"), slice=inner):
+            return ListType(parse_type(inner, source), text)
         case ast.Tuple(elts=items):
             return TupleType(tuple(parse_type(item, source) for item in items), text)
     return _tensor(node, source)
@@ -107,7 +110,7 @@ def _dtypes(node: ast.expr, source: Source) -> list[Dtype]:
         case ast.Attribute(attr="dtype", value=value) if (path := path_of(value)) is not None:
             return [DtypeOf(path)]
         case ast.Name(id=name):
-            known = [*DTYPE_NAMES, *DTYPE_SETS, *SCALAR_TYPES, "optional", "like"]
+            known = [*DTYPE_NAMES, *DTYPE_SETS, *SCALAR_TYPES, "optional", "like", "list"]
             hint = suggestion(name, known) or "; a tensor type begins with its dtype: floating[B, D], T[B, D], int64[N]"
             raise source.error(f"unknown type {name!r}{hint}", node)
     raise source.error("not a type: write dtype[sizes] @ device, None, int, float, bool, str, like(x) or a union", node)

@@ -30,9 +30,8 @@ def check_uses(clause: Clause, contract: Contract) -> None:
     judged = [condition.test for condition in clause.conditions]
     if isinstance(statement, Require):
         judged.append(statement.expr)
-    for expr in judged:
-        if not names_in(expr.node):
-            raise contract.source.error("the condition reads nothing of the call", expr.node)
+    if isinstance(statement, Require) and not names_in(statement.expr.node):
+        raise contract.source.error("the condition reads nothing of the call", statement.expr.node)
     for expr in (*judged, *([statement.expr] if isinstance(statement, Assign) else [])):
         _check(expr, contract)
 
@@ -53,7 +52,7 @@ def _check(expr: Expr, contract: Contract) -> None:
                 for side in (left, right):
                     if isinstance(side, ast.Constant) and not isinstance(side.value, int | float):
                         raise contract.source.error("arithmetic is for numbers", side)
-            case ast.Call(func=ast.Name(id=function), args=arguments):
+            case ast.Call(func=ast.Name(id=function), args=arguments) if function in FUNCTIONS:
                 _check_arguments(function, arguments, kinds, contract)
 
 

@@ -6,7 +6,8 @@ import ast
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 
-from llm_op_guard.contract.expressions import calls_in, names_in, suggestion
+from llm_op_guard.contract.expressions import LOOPS, calls_in, names_in, suggestion
+from llm_op_guard.contract.loops import unrolled
 from llm_op_guard.contract.model import (
     Alternative,
     Assign,
@@ -15,26 +16,25 @@ from llm_op_guard.contract.model import (
     Contract,
     CostClass,
     Declare,
-    DeviceOf,
     DeviceSymbol,
     Dtype,
-    DtypeName,
     DtypeOf,
     DtypeSet,
     DtypeSymbol,
     Expr,
+    For,
     If,
     Leaf,
     Like,
+    ListType,
     LiteralType,
     NoneType,
-    Path,
     Require,
     Rest,
-    RestOf,
     Rule,
     ScalarType,
     Size,
+    Source,
     Statement,
     SymbolKind,
     TensorType,
@@ -45,7 +45,8 @@ from llm_op_guard.contract.model import (
 )
 from llm_op_guard.contract.solve import inverse
 from llm_op_guard.contract.uses import check_uses
-from llm_op_guard.contract.vocabulary import DEVICE_TYPES, DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, KEYWORDS
+from llm_op_guard.contract.vocabulary import DEVICE_TYPES, DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, KEYWORDS, dtype_names
+from llm_op_guard.contract.walk import declared_paths, items_of, paths_in_type, tensor_types
 
 # Names that an expression may use for what they are: dtypes and sets of them.
 _CONSTANTS = frozenset({*DTYPE_NAMES, *DTYPE_SETS})
@@ -54,7 +55,7 @@ _CONSTANTS = frozenset({*DTYPE_NAMES, *DTYPE_SETS})
 def validated(contract: Contract) -> Contract:
     """The same contract with its symbols, clauses and rules filled in; raises ContractError for what is refused."""
     _check_parameters(contract)
-    clauses = tuple(_flatten(contract.body, ()))
+    clauses = tuple(_flatten(contract.body, (), contract.source))
     contract = replace(contract, clauses=clauses)
     symbols = _symbols(contract)
     contract = replace(contract, symbols=symbols)
@@ -75,11 +76,13 @@ def validated(contract: Contract) -> Contract:
 # ---------------------------------------------------------------- structure
 
 
-def _flatten(body: Iterable[Statement], conditions: tuple[Condition, ...]) -> Iterator[Clause]:
+def _flatten(body: Iterable[Statement], conditions: tuple[Condition, ...], source: Source) -> Iterator[Clause]:
     for statement in body:
         if isinstance(statement, If):
-            yield from _flatten(statement.body, (*conditions, Condition(statement.test, True)))
-            yield from _flatten(statement.orelse, (*conditions, Condition(statement.test, False)))
+            yield from _flatten(statement.body, (*conditions, Condition(statement.test, True)), source)
+            yield from _flatten(statement.orelse, (*conditions, Condition(statement.test, False)), source)
+        elif isinstance(statement, For):
+            yield from _flatten(unrolled(statement, source), conditions, source)
         else:
             yield Clause(statement, conditions)
 
@@ -90,37 +93,12 @@ def exclusive(a: Iterable[Condition], b: Iterable[Condition]) -> bool:
     return any(wanted.get(condition.test, condition.wanted) != condition.wanted for condition in b)
 
 
-def tensor_types(declared: Type) -> Iterator[TensorType]:
-    """Every tensor alternative of a type, those inside tuples included."""
-    for alternative in declared.alternatives:
-        if isinstance(alternative, TensorType):
-            yield alternative
-        elif isinstance(alternative, TupleType):
-            for item in alternative.items:
-                yield from tensor_types(item)
-
-
-def paths_in_type(declared: Type) -> Iterator[Path]:
-    """Every path whose dtype, shape or device a type refers to."""
-    for alternative in declared.alternatives:
-        match alternative:
-            case Like(path=path):
-                yield path
-            case TupleType(items=items):
-                for item in items:
-                    yield from paths_in_type(item)
-            case TensorType(dtypes=dtypes, dims=dims, devices=devices):
-                for part in (*dtypes, *(dims or ()), *(devices or ())):
-                    if isinstance(part, DtypeOf | RestOf | DeviceOf):
-                        yield part.path
-
-
 # ---------------------------------------------------------------- names
 
 
 def _check_parameters(contract: Contract) -> None:
     reserved = {*KEYWORDS, "result"} & set(contract.parameters)
-    for clause in _flatten(contract.body, ()):
+    for clause in _flatten(contract.body, (), contract.source):
         for node in ast.walk(clause.statement.node):
             if isinstance(node, ast.Name) and node.id in reserved:
                 raise contract.source.error(f"{node.id!r} is a parameter here and a word of the language", node)
@@ -128,7 +106,7 @@ def _check_parameters(contract: Contract) -> None:
 
 def _symbols(contract: Contract) -> dict[str, SymbolKind]:
     """The names that types use and that are neither parameters nor assigned, with what they stand for."""
-    taken = {*contract.parameters, *contract.assigned}
+    taken = {*contract.parameters, *contract.assigned, *contract.constants}
     kinds: dict[str, SymbolKind] = {}
 
     def add(name: str, kind: SymbolKind, node: ast.AST) -> None:
@@ -174,7 +152,8 @@ def _expressions(statement: Leaf) -> Iterator[Expr]:
 
 
 def _check_names(clause: Clause, contract: Contract) -> None:
-    known = {*contract.parameters, *contract.assigned, *contract.symbols, *_CONSTANTS, "result"}
+    named = {*contract.parameters, *contract.assigned, *contract.symbols, *contract.constants}
+    known = {*named, *_CONSTANTS, "result"}
     roots = {*contract.parameters, *contract.assigned, "result"}
     statement = clause.statement
     for expr in (*_expressions(statement), *(condition.test for condition in clause.conditions)):
@@ -189,6 +168,23 @@ def _check_names(clause: Clause, contract: Contract) -> None:
                 )
     for expr in (*_expressions(statement), *(condition.test for condition in clause.conditions)):
         _check_get(expr, contract)
+        _check_indices(expr, contract)
+
+
+def _check_indices(expr: Expr, contract: Contract) -> None:
+    """Only a constant of the file can be looked into with more than a literal."""
+    tensors = {
+        id(part)
+        for call in ast.walk(expr.node)
+        if isinstance(call, ast.Call)
+        for argument in (*call.args, *(keyword.value for keyword in call.keywords))
+        for part in ast.walk(argument)
+    }
+    for node in ast.walk(expr.node):
+        if isinstance(node, ast.Subscript) and id(node) not in tensors and path_of(node) is None:
+            base = path_of(node.value)
+            if base is None or base.root not in contract.constants:
+                raise contract.source.error("an index is an integer or a text", node.slice)
 
 
 def _check_get(expr: Expr, contract: Contract) -> None:
@@ -206,8 +202,9 @@ def _check_assignments(contract: Contract) -> None:
         if not isinstance(clause.statement, Assign):
             continue
         for name in clause.statement.names:
-            if name in contract.parameters:
-                raise contract.source.error(f"{name!r} is a parameter; choose another name", clause.statement.node)
+            if name in contract.parameters or name in contract.constants:
+                what = "a parameter" if name in contract.parameters else "a constant"
+                raise contract.source.error(f"{name!r} is {what}; choose another name", clause.statement.node)
             for other, earlier in seen:
                 if other == name and not exclusive(clause.conditions, earlier.conditions):
                     raise contract.source.error(f"{name!r} is assigned twice on one path", clause.statement.node)
@@ -229,9 +226,8 @@ def _check_type(declared: Type, statement: Declare, contract: Contract) -> None:
         if path == statement.path:
             raise contract.source.error(f"{path} is declared by itself", statement.node)
     for alternative in alternatives:
-        if isinstance(alternative, TupleType):
-            for item in alternative.items:
-                _check_type(item, statement, contract)
+        for item in items_of(alternative):
+            _check_type(item, statement, contract)
 
 
 def _overlap(a: Alternative, b: Alternative) -> bool:
@@ -248,6 +244,8 @@ def _overlap(a: Alternative, b: Alternative) -> bool:
             return type(first) is type(second) and first == second
         case TupleType(items=first), TupleType(items=second):
             return len(first) == len(second)
+        case (ListType(), ListType() | TupleType()) | (TupleType(), ListType()):
+            return True
     return False
 
 
@@ -264,25 +262,6 @@ def _dtype_meets(a: Dtype, b: Dtype) -> bool:
     if isinstance(a, DtypeSymbol | DtypeOf) or isinstance(b, DtypeSymbol | DtypeOf):
         return True
     return bool(dtype_names(a) & dtype_names(b))
-
-
-def dtype_names(dtype: DtypeName | DtypeSet) -> frozenset[str]:
-    """The exact dtype names that a name or set of dtypes stands for."""
-    if isinstance(dtype, DtypeName):
-        return frozenset({dtype.name})
-    match dtype.name:
-        case "any":
-            return frozenset(DTYPE_NAMES)
-        case "half":
-            return frozenset({"float16", "bfloat16"})
-        case "boolean":
-            return frozenset({"bool"})
-        case "floating":
-            return frozenset(name for name in DTYPE_NAMES if name.startswith(("float", "bfloat")))
-        case "integer":
-            return frozenset(name for name in DTYPE_NAMES if name.startswith(("int", "uint")))
-        case _:
-            return frozenset(name for name in DTYPE_NAMES if name.startswith("complex"))
 
 
 # ---------------------------------------------------------------- binding
@@ -365,13 +344,19 @@ def _classified(contract: Contract) -> tuple[Clause, ...]:
         costs, late = _name_properties(contract, clauses, bound_by)
         for index, clause in enumerate(clauses):
             names, functions = _reads(clause, contract.symbols)
-            costly = any(FUNCTIONS[f].cost_class == "B" for f in functions) or any(costs.get(n) == "B" for n in names)
-            after = "result" in names or any(late.get(name, False) for name in names)
+            costly = any(_is_costly(f) for f in functions) or any(costs.get(n) == "B" for n in names)
+            promised = isinstance(clause.statement, Require) and clause.statement.promised
+            after = promised or "result" in names or any(late.get(name, False) for name in names)
             cost_class: CostClass = "B" if costly else clause.cost_class
             if (cost_class, after or clause.after_call) != (clause.cost_class, clause.after_call):
                 clauses[index] = replace(clause, cost_class=cost_class, after_call=after or clause.after_call)
                 changed = True
     return tuple(clauses)
+
+
+def _is_costly(function: str) -> bool:
+    # A loop is as long as what it goes through.
+    return function in LOOPS or (function in FUNCTIONS and FUNCTIONS[function].cost_class == "B")
 
 
 def _name_properties(
@@ -444,15 +429,6 @@ def _aspects(declared: Type) -> Iterator[str]:
         yield "shape"
     if likes or any(tensor.devices is not None for tensor in tensors):
         yield "device"
-
-
-def declared_paths(path: Path, declared: Type) -> Iterator[tuple[Path, Type]]:
-    """A declaration's path and, for tuples, those of the items."""
-    yield path, declared
-    for alternative in declared.alternatives:
-        if isinstance(alternative, TupleType):
-            for index, item in enumerate(alternative.items):
-                yield from declared_paths(path.item(index), item)
 
 
 def _check_repeated(rules: tuple[Rule, ...], contract: Contract) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from llm_op_guard.contract.model import CostClass
+from llm_op_guard.contract.model import CostClass, DtypeName, DtypeSet
 
 DTYPE_NAMES = (
     "float64", "float32", "float16", "bfloat16",
@@ -46,7 +46,10 @@ RAW_KINDS = ("tensor", "owner", "shape", "sequence")
 
 @dataclass(frozen=True)
 class Function:
-    """One function of the language: `arguments` are (name, kind); those past `required` may be left out."""
+    """One function of the language: `arguments` are (name, kind); those past `required` may be left out.
+
+    What `gives_tensor` is an argument of other value functions and nothing else.
+    """
 
     name: str
     cost_class: CostClass
@@ -54,6 +57,7 @@ class Function:
     meaning: str
     required: int | None = None
     variadic: bool = False
+    gives_tensor: bool = False
 
     @property
     def signature(self) -> str:
@@ -97,6 +101,46 @@ FUNCTIONS: dict[str, Function] = {
         ),
         Function("lowest", "B", (("x", "tensor"),), "the smallest element; does not apply to an empty tensor"),
         Function("highest", "B", (("x", "tensor"),), "the largest element; does not apply to an empty tensor"),
+        Function("absmax", "B", (("x", "tensor"),), "the largest magnitude; does not apply to an empty tensor"),
+        Function("first", "B", (("x", "tensor"),), "the first element, in row order; not of an empty tensor"),
+        Function("last", "B", (("x", "tensor"),), "the last element, in row order; not of an empty tensor"),
+        Function("count", "B", (("x", "tensor"), ("value", "number")), "how many elements equal the value"),
+        Function(
+            "nondecreasing", "B", (("x", "tensor"),), "along the last dimension no element is below the one before"
+        ),
+        Function("unique", "B", (("x", "tensor"),), "no element occurs twice"),
+        Function(
+            "only", "B", (("x", "tensor"), ("value", "number")), "every element is one of the values", variadic=True
+        ),
+        Function("all_true", "B", (("x", "tensor"),), "every element is true (not 0)"),
+        Function("any_per_row", "B", (("x", "tensor"),), "along the last dimension some element is true (not 0)"),
+        Function(
+            "live_rows", "B", (("mask", "tensor"),),
+            "every row of an attention mask keeps a key: True in a boolean mask, far above the lowest number in an "
+            "additive one",
+        ),
+        Function(
+            "equal", "B", (("a", "tensor"), ("b", "tensor"), ("where", "tensor")),
+            "of one shape and equal in every element, or in those where a third tensor is true",
+            required=2,
+        ),
+        Function("negated", "B", (("mask", "tensor"),), "true where the mask is not", gives_tensor=True),
+        Function(
+            "consecutive", "B", (("x", "tensor"),),
+            "what x would be if it counted up by one from its first element, along the last dimension",
+            gives_tensor=True,
+        ),
+        Function(
+            "positions_of", "B", (("mask", "tensor"),),
+            "the position of each token that a padding mask keeps, counted from 0 in its row",
+            gives_tensor=True,
+        ),
+        Function("largest", "A", (("dtype", "object"),), "the largest number of a dtype"),
+        Function(
+            "arch", "A", (("device", "object"),),
+            "the compute capability of a CUDA device as (major, minor); does not apply to other devices",
+        ),
+        Function("version", "A", (("library", "object"),), "the version of an imported library as a tuple of numbers"),
     )
 }  # fmt: skip
 
@@ -106,5 +150,24 @@ def declare(function: Function) -> None:
     FUNCTIONS[function.name] = function
 
 
+def dtype_names(dtype: DtypeName | DtypeSet) -> frozenset[str]:
+    """The exact dtype names that a name or set of dtypes stands for."""
+    if isinstance(dtype, DtypeName):
+        return frozenset({dtype.name})
+    match dtype.name:
+        case "any":
+            return frozenset(DTYPE_NAMES)
+        case "half":
+            return frozenset({"float16", "bfloat16"})
+        case "boolean":
+            return frozenset({"bool"})
+        case "floating":
+            return frozenset(name for name in DTYPE_NAMES if name.startswith(("float", "bfloat")))
+        case "integer":
+            return frozenset(name for name in DTYPE_NAMES if name.startswith(("int", "uint")))
+        case _:
+            return frozenset(name for name in DTYPE_NAMES if name.startswith("complex"))
+
+
 # Words with a meaning of their own; no parameter, symbol or assigned name can be spelt so.
-KEYWORDS = frozenset({"require", "why", "like", "optional", "returns"})
+KEYWORDS = frozenset({"require", "ensure", "why", "like", "optional", "returns"})

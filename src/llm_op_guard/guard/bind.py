@@ -22,6 +22,7 @@ from llm_op_guard.contract.model import (
     DtypeSymbol,
     Expr,
     Like,
+    ListType,
     LiteralType,
     NoneType,
     Path,
@@ -36,6 +37,9 @@ from llm_op_guard.contract.solve import inverse
 from llm_op_guard.guard import functions
 from llm_op_guard.guard.evaluate import Values, dtype_values
 from llm_op_guard.guard.reading import INAPPLICABLE, SCALAR_TESTS, Broken, autocast_dtype, is_a, is_tensor
+
+# Items of a list that are looked at; more would take longer than the operator.
+LONGEST_LIST = 10_000
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,17 @@ class Bindings:
     """
 
     def __init__(
-        self, contract: Contract, clauses: list[Clause], arguments: Mapping[str, Any], known: Mapping[str, Any]
+        self,
+        contract: Contract,
+        clauses: list[Clause],
+        arguments: Mapping[str, Any],
+        known: Mapping[str, Any],
+        after_call: bool,
     ) -> None:
+        self.after_call = after_call
         self.contract = contract
         self.clauses = clauses
-        self.values = Values(arguments)
+        self.values = Values(arguments, contract.constants)
         self.known = {name: value for name, value in known.items() if name in contract.assigned}
         self.symbols_at_entry = {name: value for name, value in known.items() if name in contract.symbols}
         self.observations: list[Observation] = []
@@ -130,6 +140,9 @@ class Bindings:
             case TupleType(items=items):
                 for index, item in enumerate(items):
                     yield from self._tensors_in(path.item(index), item)
+            case ListType(item=item):
+                for index in range(min(len(value), LONGEST_LIST) if is_a(value, tuple | list) else 0):
+                    yield from self._tensors_in(path.item(index), item)
             case TensorType() as tensor if is_tensor(value) and tensor.accepts_rank(len(value.shape)):
                 yield path, tensor, value
 
@@ -177,6 +190,8 @@ class Bindings:
         for clause in self.clauses:
             if not isinstance(clause.statement, Assign) or not self._applies(clause):
                 continue
+            if self.after_call and not clause.after_call:
+                continue  # named before the call: what it was then counts
             names = clause.statement.names
             if all(name in self.known for name in names):
                 continue
@@ -221,6 +236,8 @@ def fits(alternative: Alternative, value: Any) -> bool:
             return is_tensor(value)
         case TupleType(items=items):
             return is_a(value, tuple | list) and len(value) == len(items)
+        case ListType():
+            return is_a(value, tuple | list)
         case TensorType():
             return is_tensor(value) and alternative.accepts_rank(len(value.shape)) and dtype_fits(alternative, value)
 

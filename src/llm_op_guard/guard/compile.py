@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from llm_op_guard.contract.vocabulary import DTYPE_NAMES
 from llm_op_guard.guard import functions, reading
-from llm_op_guard.guard.evaluate import dtype_values, dtypes_named
+from llm_op_guard.guard.evaluate import dtype_values, dtypes_named, evaluated
 from llm_op_guard.guard.source import CHECK, CheckSource
 
 _serial = itertools.count(1)
@@ -53,6 +53,7 @@ def compile_check(source: CheckSource, label: str, hooks: dict[str, Any]) -> Fun
         **{f"_is_{kind}": test for kind, test in reading.SCALAR_TESTS.items()},
         **{name: frozenset().union(*map(dtype_values, dtypes)) for name, dtypes in source.dtype_sets.items()},
         **{f"_dtype_{name}": dtypes_named(name) for name in DTYPE_NAMES if f"_dtype_{name}" in source.text},
+        **source.constants,
         "_Tensor": reading.tensor_class(),
         **hooks,
     }
@@ -67,7 +68,10 @@ _NAMESPACE: dict[str, Any] = {
     "_apart": reading.apart,
     "_attribute": reading.attribute,
     "_attribute_or_unset": reading.optional_attribute,
+    "_evaluated": evaluated,
     "_item": reading.item,
+    "_looked_up": reading.looked_up,
+    "_sliced": reading.sliced,
     "_known": reading.known,
     "_parts": reading.parts,
     "_path_value": reading.path_value,

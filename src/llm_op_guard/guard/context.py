@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any
 
 from llm_op_guard.contract.model import Contract, Declare, Path
-from llm_op_guard.contract.validate import declared_paths
+from llm_op_guard.contract.walk import declared_paths
 from llm_op_guard.guard.reading import UNSET, is_a, is_tensor, number_now, optional_attribute, path_value
 from llm_op_guard.guard.reads import reads_of
 from llm_op_guard.guard.violation import CallSite, TensorMetadata
@@ -111,7 +111,7 @@ def tensors_among(contract: Contract, arguments: Mapping[str, Any]) -> Iterator[
             parts = list(value.values() if is_a(value, dict) else value)[:_MOST_TENSORS]
             for index, part in enumerate(parts):
                 if is_tensor(part) and not any(part is other for other in seen):
-                    yield f"{name}[item {index}]", part
+                    yield (f"{name}[item {index}]" if is_a(value, dict) else f"{name}[{index}]"), part
     yield from ((name, value) for name, value in named if is_tensor(value))
 
 

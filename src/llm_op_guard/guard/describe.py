@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from typing import Any
 
-from llm_op_guard.contract.model import Expr, path_of
+from llm_op_guard.contract.model import DtypeOf, Expr, TensorType, path_of
 from llm_op_guard.guard import functions
 from llm_op_guard.guard.evaluate import Values, show
 from llm_op_guard.guard.reading import INAPPLICABLE, Broken
@@ -15,6 +16,8 @@ def describe_rule(rule: Expr, values: Values) -> tuple[str, str, str | None]:
     """(observed, expected, argument or None) for a rule that came out false."""
     node = _first_false(rule.node, values)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        if node.func.id == "all":
+            return _describe_item(node, values)
         if node.func.id in functions.LOCATORS:
             return _describe_elements(node.func.id, node, values)
         return _operands(node.args, values), ast.unparse(node), None
@@ -28,6 +31,21 @@ def _first_false(node: ast.expr, values: Values) -> ast.expr:
     while isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
         node = next(part for part in node.values if not values.value_of(part))
     return node
+
+
+def _describe_item(node: ast.Call, values: Values) -> tuple[str, str, str | None]:
+    """The first item of a loop that breaks its condition."""
+    loop = node.args[0]
+    assert isinstance(loop, ast.GeneratorExp)
+    for number in values.each(loop):
+        try:
+            if values.value_of(loop.elt):
+                continue
+        except INAPPLICABLE:
+            continue
+        observed, expected, _ = describe_rule(Expr.of(loop.elt), values)
+        return f"{observed} at item {number} of {ast.unparse(loop.generators[0].iter)}", expected, None
+    return "the condition is false", ast.unparse(node), None
 
 
 def _describe_elements(name: str, node: ast.Call, values: Values) -> tuple[str, str, str | None]:
@@ -71,3 +89,36 @@ def _shown(node: ast.expr, values: Values) -> list[tuple[str, str]]:
 
 
 _CONSTANT_NAMES: frozenset[str] = frozenset({"floating", "half", "integer", "boolean", "complexes", "any"})
+
+
+def without_repeats(options: Iterable[str]) -> list[str]:
+    """`B = 1` and `1` say the same."""
+    kept: list[str] = []
+    for option in options:
+        if not any(earlier.endswith(f"= {option}") for earlier in kept):
+            kept.append(option)
+    return kept
+
+
+def dtypes_text(tensor: TensorType) -> str:
+    """The dtypes that a type accepts."""
+    names = [f"{dtype.path}.dtype" if isinstance(dtype, DtypeOf) else dtype.name for dtype in tensor.dtypes]
+    return " or ".join(names)
+
+
+def shape_text(tensor: TensorType) -> str:
+    """The sizes of a type as they are written."""
+    start = tensor.text.find("[")
+    return tensor.text[start : tensor.text.rfind("]") + 1]
+
+
+def rank_text(tensor: TensorType) -> str:
+    """The ranks that a type accepts."""
+    dims = tensor.dims or ()
+    return str(len(dims)) if tensor.rest_index is None else f"{len(dims) - 1} or more"
+
+
+def kind_text(value: Any) -> str:
+    """What kind of thing a value is, without asking it."""
+    cls = type(value)
+    return cls.__name__ if cls.__module__ == "builtins" else f"{cls.__module__.split('.')[0]}.{cls.__name__}"

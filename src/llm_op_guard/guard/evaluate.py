@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
+from llm_op_guard.contract.expressions import LOOPS
 from llm_op_guard.contract.model import DtypeName, DtypeSet, Expr, Path, path_of
-from llm_op_guard.contract.validate import dtype_names
-from llm_op_guard.contract.vocabulary import DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, RAW_KINDS
+from llm_op_guard.contract.vocabulary import DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, RAW_KINDS, dtype_names
 from llm_op_guard.guard import functions
 from llm_op_guard.guard.reading import (
     INAPPLICABLE,
@@ -21,11 +21,17 @@ from llm_op_guard.guard.reading import (
     is_integer,
     is_tensor,
     item,
+    looked_up,
     number_now,
+    optional_attribute,
     path_value,
     plain,
     present,
+    sliced,
 )
+
+# More items than any list of layers, stop tokens or images has.
+_LONGEST = 100_000
 
 
 class Unbound(NotApplicable):
@@ -59,14 +65,16 @@ COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 class Values:
     """The names of one call: parameters, symbols, assigned names."""
 
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, arguments: Mapping[str, Any], constants: Mapping[str, Any]) -> None:
         self.arguments = arguments
+        self.constants = constants
         self.symbols: dict[str, Any] = {}
         self.assigned: dict[str, Any] = {}
+        self.items: dict[str, Any] = {}
 
     def named(self, name: str) -> Any:
         """What a bare name stands for; raises Unbound for a name without a value."""
-        for table in (self.arguments, self.assigned, self.symbols):
+        for table in (self.items, self.arguments, self.assigned, self.symbols, self.constants):
             if name in table:
                 return table[name]
         if name in DTYPE_NAMES or name in DTYPE_SETS:
@@ -98,8 +106,28 @@ class Values:
                 return self.named(name)
             case ast.Attribute(value=owner, attr=attr):
                 return attribute(self.raw(owner), attr)
-            case ast.Subscript(value=owner, slice=key):
+            case ast.Subscript(value=ast.Name(id=name), slice=key) if name in self.constants:
+                return looked_up(self.constants[name], self._value(key))
+            case ast.Subscript(value=owner, slice=key) if path_of(node) is not None:
                 return item(self.raw(owner), self._value(key))
+        return self._value(node)
+
+    def tensor(self, node: ast.expr) -> Any:
+        """An argument of a value function: something read, a part of it, or what another function gives."""
+        match node:
+            case ast.Call(func=ast.Name(id=name)):
+                return self._call(name, node)
+            case ast.Subscript(value=owner, slice=index) if path_of(node) is None:
+                parts = index.elts if isinstance(index, ast.Tuple) else [index]
+                return sliced(self.tensor(owner), *(self._index(part) for part in parts))
+        return self.raw(node)
+
+    def _index(self, node: ast.expr) -> Any:
+        match node:
+            case ast.Slice(lower=lower, upper=upper, step=step):
+                return slice(*(None if part is None else self._value(part) for part in (lower, upper, step)))
+            case ast.Constant(value=value) if value is Ellipsis:
+                return value
         return self._value(node)
 
     def _value(self, node: ast.expr) -> Any:
@@ -131,6 +159,8 @@ class Values:
                 return self._value(body if self._value(test) else orelse)
             case ast.Tuple(elts=items) | ast.List(elts=items):
                 return tuple(self._items(items))
+            case ast.Call(func=ast.Name(id=name), args=[ast.GeneratorExp() as loop]) if name in LOOPS:
+                return self._loop(name, loop)
             case ast.Call(func=ast.Name(id=name)):
                 return self._call(name, node)
             case ast.JoinedStr(values=parts):
@@ -173,16 +203,96 @@ class Values:
     def call_arguments(self, name: str, node: ast.Call) -> tuple[list[Any], dict[str, Any]]:
         """The arguments of a function call, tensors as they are and everything else plain."""
         kinds = FUNCTIONS[name].arguments
-        given = [
-            self.raw(argument) if kinds[min(i, len(kinds) - 1)][1] in RAW_KINDS else self._value(argument)
-            for i, argument in enumerate(node.args)
-        ]
-        return given, {keyword.arg: self._value(keyword.value) for keyword in node.keywords if keyword.arg}
+        given = [self._argument(kinds[min(i, len(kinds) - 1)][1], argument) for i, argument in enumerate(node.args)]
+        keywords = {k.arg: self._argument(dict(kinds)[k.arg], k.value) for k in node.keywords if k.arg}
+        return given, keywords
+
+    def _argument(self, kind: str, node: ast.expr) -> Any:
+        if kind == "tensor":
+            return self.tensor(node)
+        return self.raw(node) if kind in RAW_KINDS else self._value(node)
+
+    def _loop(self, name: str, loop: ast.GeneratorExp) -> Any:
+        """`all`, `any` or `sum` over a sequence; an item to which the condition does not apply counts for nothing."""
+        total: Any = 0
+        for _ in self.each(loop):
+            try:
+                value = self._value(loop.elt)
+            except INAPPLICABLE:
+                continue
+            if name == "sum":
+                total = BINARY[ast.Add](total, value)
+            elif bool(value) is (name == "any"):
+                return name == "any"
+        return total if name == "sum" else name == "all"
+
+    def each(self, loop: ast.GeneratorExp) -> Iterator[int]:
+        """Go through a loop: the names of the loop stand for each item in turn, whose number is given."""
+        (comprehension,) = loop.generators
+        before = dict(self.items)
+        try:
+            for number, item_value in enumerate(self._sequence(comprehension.iter)):
+                self.items = {**before, **_taken_apart(comprehension.target, item_value)}
+                if self._all_hold(comprehension.ifs):
+                    yield number
+        finally:
+            self.items = before
+
+    def _all_hold(self, conditions: list[ast.expr]) -> bool:
+        try:
+            return all(self._value(condition) for condition in conditions)
+        except INAPPLICABLE:
+            return False
+
+    def _sequence(self, node: ast.expr) -> Iterable[Any]:
+        match node:
+            case ast.Call(func=ast.Name(id="range"), args=[count]):
+                length = self._value(count)
+                if not is_integer(length) or length > _LONGEST:
+                    raise NotApplicable
+                return range(length)
+            case ast.Call(func=ast.Name(id="items"), args=[mapping]):
+                value = self.raw(mapping)
+                if not is_a(value, dict):
+                    raise NotApplicable
+                return list(dict.items(value))
+            case ast.Call(func=ast.Name(id="enumerate"), args=[inner]):
+                return list(enumerate(self._sequence(inner)))
+            case ast.Call(func=ast.Name(id="zip"), args=inners):
+                return list(zip(*(self._sequence(inner) for inner in inners), strict=False))
+            case ast.Tuple(elts=parts) | ast.List(elts=parts):
+                return [self.raw(part) for part in parts]
+        value = self.raw(node)
+        if is_a(value, dict):
+            return list(dict.keys(value))
+        if is_a(value, list | tuple):  # never an iterator: that would be used up
+            return list(value[:_LONGEST])
+        modules = optional_attribute(value, "_modules")
+        if type(modules) is dict:
+            return list(modules.values())
+        raise NotApplicable
 
     def _text(self, part: ast.expr) -> str:
         if isinstance(part, ast.FormattedValue):
             return show(self._value(part.value))
         return str(part.value) if isinstance(part, ast.Constant) else ""
+
+
+def _taken_apart(target: ast.expr, value: Any) -> dict[str, Any]:
+    """What the names of a loop stand for at one item; raises NotApplicable where it has not as many parts."""
+    if isinstance(target, ast.Name):
+        return {target.id: value}
+    names = [name.id for name in target.elts if isinstance(name, ast.Name)] if isinstance(target, ast.Tuple) else []
+    if not is_a(value, tuple | list) or len(value) != len(names):
+        raise NotApplicable
+    return dict(zip(names, value, strict=True))
+
+
+def evaluated(expr: Expr, constants: Mapping[str, Any], names: Mapping[str, Any], may_lack: tuple[str, ...]) -> Any:
+    """The value of an expression for these names; of those in `may_lack`, None says that one has no value."""
+    values = Values({}, constants)
+    values.items = {name: value for name, value in names.items() if value is not None or name not in may_lack}
+    return values.evaluate(expr)
 
 
 def text_of(values: Values, expr: Expr | None) -> str | None:
@@ -225,7 +335,7 @@ def show(value: Any) -> str:
     if value is None or isinstance(value, bool | int | float):
         return str(value)
     if is_tensor(value):
-        return "a tensor"
+        return f"{show(value.dtype)}[{', '.join(map(str, value.shape))}]"
     if is_integer(value):
         return str(number_now(value))
     name = str(value) if type(value).__module__ == "torch" else type(value).__name__

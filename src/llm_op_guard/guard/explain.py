@@ -26,7 +26,9 @@ from llm_op_guard.contract.model import (
     DtypeOf,
     DtypeSymbol,
     Expr,
+    Leaf,
     Like,
+    ListType,
     Path,
     Require,
     Rest,
@@ -37,8 +39,15 @@ from llm_op_guard.contract.model import (
     TupleType,
     Type,
 )
-from llm_op_guard.guard.bind import Bindings, aligned, committed, dtype_fits, fits
-from llm_op_guard.guard.describe import describe_rule
+from llm_op_guard.guard.bind import LONGEST_LIST, Bindings, aligned, committed, dtype_fits, fits
+from llm_op_guard.guard.describe import (
+    describe_rule,
+    dtypes_text,
+    kind_text,
+    rank_text,
+    shape_text,
+    without_repeats,
+)
 from llm_op_guard.guard.evaluate import dtype_values, show, text_of
 from llm_op_guard.guard.reading import (
     INAPPLICABLE,
@@ -112,7 +121,7 @@ class _Explanation:
             for clause in contract.clauses
             if clause.cost_class in {"A", *classes} and (after_call or not clause.after_call)
         ]
-        self.bindings = Bindings(contract, clauses, arguments, known)
+        self.bindings = Bindings(contract, clauses, arguments, known, after_call)
         self.values = self.bindings.values
         self.faults: list[_Fault] = []
 
@@ -180,7 +189,16 @@ class _Explanation:
         argument = argument or self._argument_of(rule.expr)
         self._fault(clause, rule.id, argument, observed, expected, rule.expr)
 
-    def _judge_type(self, clause: Clause, path: Path, declared: Type, value: Any) -> None:
+    def _judge_type(self, clause: Clause, path: Path, declared: Type, value: Any, rule: Path | None = None) -> None:
+        """Judge the value at `path` by its type; `rule` is what its rules are called, where that is not the path."""
+        rule = rule or path
+        before = len(self.faults)
+        self._judge_declared(clause, path, declared, value, rule)
+        if rule != path:
+            for fault in self.faults[before:]:
+                fault.rule_id = fault.rule_id.replace(str(path), str(rule), 1)
+
+    def _judge_declared(self, clause: Clause, path: Path, declared: Type, value: Any, rule: Path) -> None:
         chosen = committed(declared, value)
         if chosen is None or not fits(chosen, value):
             self._judge_misfit(clause, path, declared, value)
@@ -190,7 +208,10 @@ class _Explanation:
                 self._judge_like(clause, path, other, value)
             case TupleType(items=items):
                 for index, item in enumerate(items):
-                    self._judge_type(clause, path.item(index), item, value[index])
+                    self._judge_type(clause, path.item(index), item, value[index], rule.item(index))
+            case ListType(item=item):
+                for index in range(min(len(value), LONGEST_LIST)):
+                    self._judge_type(clause, path.item(index), item, value[index], rule.item("_"))
             case TensorType():
                 self._judge_dtype(clause, path, chosen, value)
                 self._judge_sizes(clause, path, chosen, value)
@@ -200,20 +221,20 @@ class _Explanation:
         """No alternative fits: say whether the kind, the rank or the dtype is to blame."""
         tensors = [a for a in declared.alternatives if isinstance(a, TensorType)]
         if not is_tensor(value) or not tensors:
-            kind = "a tensor" if is_tensor(value) else "None" if value is None else f"a {_kind(value)}"
+            kind = "a tensor" if is_tensor(value) else "None" if value is None else f"a {kind_text(value)}"
             if is_a(value, tuple | list):
                 kind += f" of {len(value)}"
             self._fault(clause, f"{path}.type", str(path), f"{path} is {kind}", declared.text, None, "type")
             return
         same_rank = [t for t in tensors if t.accepts_rank(len(value.shape))]
         if same_rank:
-            dtypes = " or ".join(dict.fromkeys(_dtypes_text(t) for t in same_rank))
+            dtypes = " or ".join(dict.fromkeys(dtypes_text(t) for t in same_rank))
             observed = f"{path}.dtype = {show(value.dtype)}"
             self._fault(clause, f"{path}.dtype", str(path), observed, dtypes, None, "dtype")
             return
         fitting = [t for t in tensors if dtype_fits(t, value)] or tensors
-        shapes = " or ".join(dict.fromkeys(_shape_text(t) for t in fitting))
-        ranks = " or ".join(dict.fromkeys(_rank_text(t) for t in fitting))
+        shapes = " or ".join(dict.fromkeys(shape_text(t) for t in fitting))
+        ranks = " or ".join(dict.fromkeys(rank_text(t) for t in fitting))
         observed = f"{path}.shape = {show(tuple(value.shape))}, rank {len(value.shape)}"
         self._fault(clause, f"{path}.shape", str(path), observed, f"rank {ranks}, {shapes}", None, "shape")
 
@@ -319,7 +340,7 @@ class _Explanation:
                     if text is None:
                         return None
                     wrong.append(text)
-                return " or ".join(_without_repeats(reversed(wrong)))
+                return " or ".join(without_repeats(reversed(wrong)))
         return None
 
     def _wrong_value(self, expr: Expr, observed: Any, where: str) -> str | None:
@@ -431,6 +452,7 @@ class _Explanation:
             hint=text_of(self.values, reason.hint) if reason else None,
             contract_id=self.contract.id,
             contract_hash=self.contract.hash,
+            blames="operator" if _is_promise(statement) else "caller",
             error=statement.error if isinstance(statement, Require) and not fault.is_test else None,
         )
 
@@ -443,28 +465,14 @@ def _same_dtype(one: Any, other: Any) -> bool:
     return one == other or autocast_dtype(one, other) is not None
 
 
-def _without_repeats(options: Iterable[str]) -> list[str]:
-    """`B = 1` and `1` say the same."""
-    kept: list[str] = []
-    for option in options:
-        if not any(earlier.endswith(f"= {option}") for earlier in kept):
-            kept.append(option)
-    return kept
-
-
-def _dtypes_text(tensor: TensorType) -> str:
-    names = [f"{dtype.path}.dtype" if isinstance(dtype, DtypeOf) else dtype.name for dtype in tensor.dtypes]
-    return " or ".join(names)
-
-
-def _shape_text(tensor: TensorType) -> str:
-    start = tensor.text.find("[")
-    return tensor.text[start : tensor.text.rfind("]") + 1]
-
-
-def _rank_text(tensor: TensorType) -> str:
-    dims = tensor.dims or ()
-    return str(len(dims)) if tensor.rest_index is None else f"{len(dims) - 1} or more"
+def _is_promise(statement: Leaf) -> bool:
+    """Whether the operator, not its caller, has to keep a rule: what it returns, and what `ensure` says."""
+    match statement:
+        case Require(promised=promised):
+            return promised
+        case Declare(path=path):
+            return path.root == "result"
+    return False
 
 
 def _symbols_of(dim: Dim) -> set[str]:
@@ -476,11 +484,6 @@ def _symbols_of(dim: Dim) -> set[str]:
         case Rest(name=str() as name):
             return {name}
     return set()
-
-
-def _kind(value: Any) -> str:
-    cls = type(value)
-    return cls.__name__ if cls.__module__ == "builtins" else f"{cls.__module__.split('.')[0]}.{cls.__name__}"
 
 
 def _spoilt(read: Read, cause: _Fault) -> bool:

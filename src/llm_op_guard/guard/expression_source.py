@@ -7,11 +7,10 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
-from llm_op_guard.contract.expressions import names_in
+from llm_op_guard.contract.expressions import LOOPS, names_in
 from llm_op_guard.contract.model import (
-    Dtype,
-    DtypeName,
     DtypeSet,
+    Expr,
     Like,
     NoneType,
     Path,
@@ -20,6 +19,7 @@ from llm_op_guard.contract.model import (
     path_of,
 )
 from llm_op_guard.contract.vocabulary import DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, RAW_KINDS
+from llm_op_guard.guard.names import Names
 from llm_op_guard.guard.plan import Given, Plan, Step
 
 Kind = Literal["number", "other"]
@@ -32,75 +32,6 @@ _OPERATORS: dict[type[ast.AST], str] = {
 }  # fmt: skip
 
 _BREAKING = {ast.Div: "_divide", ast.FloorDiv: "_floor_divide", ast.Mod: "_modulo", ast.Pow: "_power"}
-
-
-# Builtins that the generated source uses; a parameter or symbol of that name gets another one there.
-_BUILTINS = frozenset(
-    {"bool", "dict", "Exception", "float", "int", "isinstance", "len", "list", "set", "state", "str", "tuple", "type"}
-)
-
-
-class Names:
-    """The names of one check: readable, and never one that is taken."""
-
-    def __init__(self, plan: Plan) -> None:
-        contract = plan.contract
-        own = (*contract.parameters, *contract.symbols, *contract.assigned)
-        self._taken = {*own, "result", *_BUILTINS}
-        self._given: dict[str, str] = {}
-        for name in own:
-            # Names that begin with an underscore are those of the check's namespace.
-            clashes = name in _BUILTINS or name.startswith("_")
-            self._given[f"own {name}"] = self._local(f"own {name}", f"p{name}_") if clashes else name
-        self.dtype_sets: dict[str, tuple[DtypeName | DtypeSet, ...]] = {}
-
-    def _local(self, key: str, wish: str) -> str:
-        if key not in self._given:
-            name = wish
-            while name in self._taken:
-                name += "_"
-            self._taken.add(name)
-            self._given[key] = name
-        return self._given[key]
-
-    def own(self, name: str) -> str:
-        """A parameter, symbol or assigned name of the contract (or `result`) as it is spelt in the source."""
-        return self._given.get(f"own {name}", name)
-
-    def path(self, path: Path) -> str:
-        """Where the value of a path is kept."""
-        return self.own(path.root) if not path.steps else self._local(f"path {path}", _slug(str(path)))
-
-    def size(self, path: Path, axis: int) -> str:
-        """Where one size of a tensor is kept."""
-        return self._local(f"size {path} {axis}", f"{_slug(str(path))}_{axis}")
-
-    def kind(self, path: Path) -> str:
-        """Where the alternative is kept that a path committed to."""
-        return self._local(f"kind {path}", f"{_slug(str(path))}_kind")
-
-    def snapshot(self, path: Path) -> str:
-        """Where the shape, dtype and device are kept that a tensor had before the call."""
-        return self._local(f"entry {path}", f"{_slug(str(path))}_at_entry")
-
-    def model(self, path: Path) -> str:
-        """Where a tensor is kept that another is compared with."""
-        return self._local(f"model {path}", f"{_slug(str(path))}_model")
-
-    def aspect(self, path: Path, aspect: str) -> str:
-        """Where the dtype, shape or device of a tensor is kept that another must be like."""
-        return self._local(f"{aspect} {path}", f"{_slug(str(path))}_{aspect}")
-
-    def case(self, fact: str) -> str:
-        """Where the outcome of a branch test is kept."""
-        return self._local(f"case {fact}", fact)
-
-    def dtypes(self, dtypes: tuple[Dtype, ...]) -> str:
-        """The name of a set of dtypes in the namespace of the check."""
-        fixed = tuple(d for d in dtypes if isinstance(d, DtypeName | DtypeSet))
-        name = "_" + "_or_".join(d.name for d in fixed)
-        self.dtype_sets[name] = fixed
-        return name
 
 
 class ExpressionWriter:
@@ -313,6 +244,8 @@ class ExpressionWriter:
                 return "{} if {} else {}".format(*codes), "other"
             case ast.Tuple(elts=items) | ast.List(elts=items):
                 return f"({''.join(f'{self._item(item)}, ' for item in items)})", "other"
+            case ast.Call(func=ast.Name(id=name)) if name in LOOPS:
+                return self._evaluated(node), "other"
             case ast.Call(func=ast.Name(id=name)):
                 return self._call(name, node), "other"
         raise AssertionError(ast.dump(node))
@@ -330,6 +263,12 @@ class ExpressionWriter:
         if name in self.contract.assigned:
             self.fallible = True
             return f"_plain({self._known(name)})", "other"
+        if name in self.contract.constants:
+            value = self.contract.constants[name]
+            if isinstance(value, int | float):
+                return self._constant(name), "number"
+            self.fallible = True
+            return f"_plain({self._constant(name)})", "other"
         if name in DTYPE_SETS:
             return self.names.dtypes((DtypeSet(name),)), "other"
         if name in DTYPE_NAMES and name not in self.contract.parameters:
@@ -368,9 +307,36 @@ class ExpressionWriter:
                     return f"{self.names.path(path)}.{attr}"
                 self.fallible = True
                 return f"_attribute({self._raw(owner)}, {attr!r})"
-            case ast.Subscript(value=owner, slice=key):
+            case ast.Subscript(value=ast.Name(id=name), slice=key) if name in self.contract.constants:
+                self.fallible = True
+                return f"_looked_up({self._constant(name)}, {self._value(key)[0]})"
+            case ast.Subscript(value=owner, slice=key) if path_of(node) is not None:
                 self.fallible = True
                 return f"_item({self._raw(owner)}, {ast.unparse(key)})"
+        return self._value(node)[0]
+
+    def _constant(self, name: str) -> str:
+        self.names.constants[f"_constant_{name}"] = self.contract.constants[name]
+        return f"_constant_{name}"
+
+    def _tensor(self, node: ast.expr) -> str:
+        """The source of an argument of a value function."""
+        self.fallible = True
+        match node:
+            case ast.Call(func=ast.Name(id=name)):
+                return self._call(name, node)
+            case ast.Subscript(value=owner, slice=index) if path_of(node) is None:
+                parts = index.elts if isinstance(index, ast.Tuple) else [index]
+                return f"_sliced({self._tensor(owner)}, {', '.join(map(self._index, parts))})"
+        return self._raw(node)
+
+    def _index(self, node: ast.expr) -> str:
+        match node:
+            case ast.Slice(lower=lower, upper=upper, step=step):
+                codes = ("None" if part is None else self._value(part)[0] for part in (lower, upper, step))
+                return f"slice({', '.join(codes)})"
+            case ast.Constant(value=value) if value is Ellipsis:
+                return "..."
         return self._value(node)[0]
 
     def _read(self, node: ast.Attribute | ast.Subscript) -> tuple[str, Kind]:
@@ -403,6 +369,26 @@ class ExpressionWriter:
             return f"_multiply({a}, {b})", "other"
         return f"{atom(a)} {_OPERATORS[type(op)]} {atom(b)}", "number" if numbers else "other"
 
+    def _evaluated(self, node: ast.Call) -> str:
+        """A loop is not written as source: the check evaluates it as `explain` does."""
+        self.fallible = True
+        self.may_break = True
+        expr = f"_expression_{len(self.names.constants)}"
+        self.names.constants[expr] = (Expr.of(node), self.contract.constants)
+        names = {name: self.names.own(name) for name in names_in(node)}
+        given = {*self.contract.parameters, "result"}
+        unsure = {name for name in names if name in {*self.contract.symbols, *self.contract.assigned}}
+        for name in unsure:
+            if not self._is_sure(name, self.given):
+                self.maybe.add(name)
+        items = "".join(f"{name!r}: {own}, " for name, own in names.items() if name in given or name in unsure)
+        return f"_evaluated(*{expr}, {{{items}}}, {tuple(sorted(unsure))!r})"
+
+    def _argument(self, kind: str, node: ast.expr) -> str:
+        if kind == "tensor":
+            return self._tensor(node)
+        return self._raw(node) if kind in RAW_KINDS else self._value(node)[0]
+
     def _call(self, name: str, node: ast.Call) -> str:
         if name in ("has", "get"):
             path = path_of(node.args[0])
@@ -420,10 +406,11 @@ class ExpressionWriter:
         self.may_break = True
         kinds = FUNCTIONS[name].arguments
         arguments = [
-            self._raw(argument) if kinds[min(index, len(kinds) - 1)][1] in RAW_KINDS else self._value(argument)[0]
-            for index, argument in enumerate(node.args)
+            self._argument(kinds[min(index, len(kinds) - 1)][1], argument) for index, argument in enumerate(node.args)
         ]
-        arguments += [f"{keyword.arg}={self._value(keyword.value)[0]}" for keyword in node.keywords]
+        arguments += [
+            f"{keyword.arg}={self._argument(dict(kinds)[str(keyword.arg)], keyword.value)}" for keyword in node.keywords
+        ]
         return f"_fn_{name}({', '.join(arguments)})"
 
 
@@ -435,7 +422,7 @@ def _first_read(node: ast.expr) -> tuple[ast.expr | None, bool]:
                 node = first
             case ast.BoolOp(values=[first, *_]):
                 node = first
-            case ast.Call(func=ast.Name(id=name), args=[first, *_]) if name not in ("has", "get"):
+            case ast.Call(func=ast.Name(id=name), args=[first, *_]) if name in FUNCTIONS and name not in ("has", "get"):
                 if FUNCTIONS[name].arguments[0][1] == "tensor":
                     return first, True
                 node = first
@@ -459,10 +446,6 @@ def _defers(node: ast.AST) -> bool:
         case ast.BinOp(op=ast.Mod() | ast.FloorDiv(), right=right):
             return not (isinstance(right, ast.Constant) and right.value != 0)
     return False
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"\W+", "_", text).strip("_")
 
 
 def atom(code: str) -> str:

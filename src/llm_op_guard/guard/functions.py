@@ -5,6 +5,8 @@ Value functions (cost class B) are not here: `register` receives them from the s
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -183,6 +185,31 @@ def magnitude(x: Any) -> Any:
     return abs(x)
 
 
+def largest_number(dtype: Any) -> Any:
+    """The largest number of a dtype; raises NotApplicable for what is none, or has none."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(dtype, torch.dtype) or dtype.is_complex or dtype is torch.bool:
+        raise NotApplicable
+    return (torch.finfo if dtype.is_floating_point else torch.iinfo)(dtype).max
+
+
+def arch(device: Any) -> tuple[int, int]:
+    """The compute capability of a CUDA device; raises NotApplicable for any other."""
+    torch = sys.modules.get("torch")
+    if torch is None or getattr(device, "type", None) != "cuda" or torch.version.hip is not None:
+        raise NotApplicable
+    major, minor = torch.cuda.get_device_capability(device)
+    return int(major), int(minor)
+
+
+def version(library: Any) -> tuple[int, ...]:
+    """The version of an imported library, its leading numbers; raises NotApplicable where there is none."""
+    found = re.match(r"\d+(\.\d+)*", str(getattr(sys.modules.get(str(library)), "__version__", "")))
+    if found is None:
+        raise NotApplicable
+    return tuple(int(part) for part in found.group().split("."))
+
+
 # `has` and `get` take paths and are handled where expressions are read.
 IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "len": length,
@@ -195,6 +222,9 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "dense": dense,
     "stride": stride,
     "broadcasts": broadcasts,
+    "largest": largest_number,
+    "arch": arch,
+    "version": version,
 }
 
 # For a broken value rule: where the first offending element is, what it is, how many there are.

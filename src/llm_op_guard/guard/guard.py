@@ -14,6 +14,7 @@ from llm_op_guard.errors import GuardError, GuardInternalWarning, GuardWarning
 from llm_op_guard.guard.compile import compile_check
 from llm_op_guard.guard.context import tensors_among
 from llm_op_guard.guard.explain import explain
+from llm_op_guard.guard.interpret import interpreted_check, interpreted_check_after, is_interpreted
 from llm_op_guard.guard.plan import Plan, plan_check
 from llm_op_guard.guard.reading import Snapshot, is_beyond, is_tracing
 from llm_op_guard.guard.source import CheckSource, check_source
@@ -68,6 +69,11 @@ class Guard:
         self._failed_inside = False
 
     @property
+    def names(self) -> tuple[str, str]:
+        """What a policy may call it: its operator, or its site."""
+        return self.operator, self.site
+
+    @property
     def classes(self) -> frozenset[CostClass]:
         """The cost classes that the contract has rules of."""
         return frozenset(rule.cost_class for rule in self.contract.rules)
@@ -80,6 +86,9 @@ class Guard:
         # Class B rules use the symbols that class A statements bind, so A is always compiled in.
         wanted = frozenset({"A", *classes})
         if wanted not in self._checks:
+            if is_interpreted(self.contract):
+                self._checks[wanted] = self._interpreted(wanted)
+                return self._checks[wanted]
             before = plan_check(self.contract, wanted)
             after = plan_check(self.contract, wanted, after_call=True)
             self._checks[wanted] = (
@@ -87,6 +96,20 @@ class Guard:
                 None if after is None else self._compiled(after, wanted),
             )
         return self._checks[wanted]
+
+    def _interpreted(self, classes: frozenset[CostClass]) -> tuple[Callable[..., Any], Callable[..., None] | None]:
+        before, after = (plan_check(self.contract, classes, after_call=late) for late in (False, True))
+        outcome = _Outcome(self, before.with_parameters(self.parameters), classes) if before is not None else None
+        check = (
+            interpreted_check(self.contract, self.parameters, classes, _untraced(outcome.failed, self.operator))
+            if outcome is not None
+            else _nothing
+        )
+        if after is None:
+            return check, None
+        late = _Outcome(self, after.with_parameters(self.parameters), classes)
+        failed = _untraced(late.failed_interpreted, self.operator)
+        return check, interpreted_check_after(self.contract, self.parameters, classes, failed)
 
     def source(self, classes: Iterable[CostClass]) -> str:
         """The generated source of the check before the call, to read."""
@@ -118,7 +141,7 @@ class Guard:
         Only metadata is looked at while tracing, which is class A. Where Dynamo may break the graph, the call is
         recorded when the program runs.
         """
-        return current(self.defaults).action("A") is not Action.RAISE and not may_break_graph()
+        return current(self.defaults, self.names).action("A") is not Action.RAISE and not may_break_graph()
 
     def fail_inside(self, error: Exception) -> None:
         """Say once that the guard itself failed; the call goes through."""
@@ -173,6 +196,12 @@ class _Outcome:
         )
         return guard.reporter.error(guard, violations, given) if any(v.certain for v in violations) else None
 
+    def failed_interpreted(self, handed: tuple[Any, Any, tuple[Any, ...]]) -> GuardError | None:
+        """As `failed_after`, for a check that `explain` itself makes."""
+        result, (_, known, at_entry), arguments = handed
+        values = dict(zip(self._plan.parameters, arguments, strict=True))
+        return self._explained({**values, "result": result}, known=known, at_entry=at_entry)
+
     def noticed(self, doubts: list[int], arguments: tuple[Any, ...]) -> GuardError | None:
         """As `failed`, for broken suspect statements, given by number; saves explaining the same doubt every time."""
         ids = []
@@ -196,7 +225,7 @@ class _Outcome:
         try:
             if self._beyond(arguments):
                 return None
-            effective = current(guard.defaults)
+            effective = current(guard.defaults, guard.names)
             judged = frozenset(c for c in self._classes if effective.action(c) is not Action.OFF)
             violations = explain(
                 guard.contract,

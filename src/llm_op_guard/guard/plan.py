@@ -37,7 +37,8 @@ from llm_op_guard.contract.model import (
     Type,
 )
 from llm_op_guard.contract.solve import inverse
-from llm_op_guard.contract.validate import bound_symbols, paths_in_type
+from llm_op_guard.contract.validate import bound_symbols
+from llm_op_guard.contract.walk import paths_in_type
 
 StepKind = Literal["test", "read", "match", "solve", "agree", "let", "require"]
 

@@ -174,6 +174,24 @@ def item(owner: Any, key: Any) -> Any:
     raise NotApplicable
 
 
+def sliced(x: Any, *index: Any) -> Any:
+    """A part of a tensor, `x[:, :1]`; raises NotApplicable for what is no tensor, or has no such part."""
+    if not is_tensor(x):
+        raise NotApplicable
+    try:
+        return x[index]
+    except (IndexError, TypeError):
+        raise NotApplicable from None
+
+
+def looked_up(table: Any, key: Any) -> Any:
+    """An entry of a constant; raises NotApplicable where it has none."""
+    try:
+        return table[key]
+    except (LookupError, TypeError):
+        raise NotApplicable from None
+
+
 def path_value(owner: Any, *steps: str | tuple[str | int]) -> Any:
     """Read several attributes and items in a row, `UNSET` as soon as one is absent."""
     for step in steps:

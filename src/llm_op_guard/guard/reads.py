@@ -26,7 +26,7 @@ def reads_of(node: ast.AST, contract: Contract) -> list[Read]:
     found: list[Read] = []
 
     def visit(part: ast.AST, aspect: str) -> None:
-        if isinstance(part, ast.Call) and isinstance(part.func, ast.Name):
+        if isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id in FUNCTIONS:
             function = FUNCTIONS[part.func.id]
             inner = (
                 "value" if function.cost_class == "B" else "shape" if function.name in _SHAPE_FUNCTIONS else "object"
@@ -36,6 +36,19 @@ def reads_of(node: ast.AST, contract: Contract) -> list[Read]:
                 visit(argument, inner if kind in ("tensor", "shape") else "object")
             for keyword in part.keywords:
                 visit(keyword.value, "object")
+            return
+        if isinstance(part, ast.GeneratorExp):
+            # What a loop goes through comes before what it asks of each item.
+            for child in (*part.generators, part.elt):
+                visit(child, "object")
+            return
+        if isinstance(part, ast.comprehension):
+            for child in (part.iter, *part.ifs):
+                visit(child, "object")
+            return
+        if isinstance(part, ast.Subscript) and path_of(part) is None:
+            visit(part.value, aspect)
+            visit(part.slice, "object")
             return
         path = path_of(part) if isinstance(part, ast.expr) else None
         if path is not None:

@@ -10,6 +10,7 @@ import ast
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from llm_op_guard.contract.model import (
     Assign,
@@ -18,7 +19,8 @@ from llm_op_guard.contract.model import (
     Require,
 )
 from llm_op_guard.guard.draft import Draft, comment, indented, path_of_step, steps_source
-from llm_op_guard.guard.expression_source import ExpressionWriter, Names
+from llm_op_guard.guard.expression_source import ExpressionWriter
+from llm_op_guard.guard.names import Names
 from llm_op_guard.guard.plan import Given, Plan, Step
 from llm_op_guard.guard.type_source import TypeWriter
 
@@ -27,10 +29,11 @@ CHECK = "check"
 
 @dataclass(frozen=True)
 class CheckSource:
-    """The text of a check, the sets of dtypes that it names and what it calls its variables."""
+    """The text of a check; the sets of dtypes and the constants that it names; what it calls its variables."""
 
     text: str
     dtype_sets: dict[str, tuple[DtypeName | DtypeSet, ...]]
+    constants: dict[str, Any]
     names: Names
 
 
@@ -42,7 +45,8 @@ def check_source(plan: Plan, *, counted: bool = False) -> CheckSource:
     are those that `compile` puts in its namespace.
     """
     writer = _CheckWriter(plan, counted)
-    return CheckSource(writer.text(), writer.draft.names.dtype_sets, writer.draft.names)
+    names = writer.draft.names
+    return CheckSource(writer.text(), names.dtype_sets, names.constants, names)
 
 
 Block = tuple[tuple[Given, ...], list[str]]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from llm_op_guard.contract.model import CostClass
 
@@ -58,7 +58,8 @@ class Violation:
 
     `argument` is what to look at first, `observed` and `expected` say what is wrong with it, `bindings` where the
     symbols of the rule got their values, `because` why the rule holds, `hint` the likely cause. `site` is where the
-    guard is installed, `call_site` who called it.
+    guard is installed, `call_site` who called it, `blames` whose rule it was to keep: the caller's, or (a promise of
+    the contract) the operator's. `waived` is the reason of the waiver that let it pass, if one did.
     """
 
     operator: str
@@ -76,7 +77,9 @@ class Violation:
     site: str = ""
     contract_id: str = ""
     contract_hash: str = ""
-    error: str | None = field(default=None)
+    error: str | None = None
+    blames: Literal["caller", "operator"] = "caller"
+    waived: str | None = None
 
     @property
     def summary(self) -> str:

@@ -36,7 +36,7 @@ class Site:
     def adjust(self) -> None:
         """Check what the policy has switched on, or give the function its own code back when that is nothing."""
         with self._lock:
-            classes = anywhere(self.guard.defaults) & self.guard.classes
+            classes = anywhere(self.guard.defaults, self.guard.names) & self.guard.classes
             if classes == self._classes:
                 return
             self._classes = classes

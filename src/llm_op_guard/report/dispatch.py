@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
 from collections.abc import Mapping
@@ -16,34 +17,38 @@ from llm_op_guard.guard.violation import Violation
 from llm_op_guard.policy import Action, Policy, current
 from llm_op_guard.report.record import Record
 from llm_op_guard.report.text import render
+from llm_op_guard.waivers import Waiver, Waivers
 
 logger = logging.getLogger("llm_op_guard")
 
 
 class Dispatcher:
-    """Acts on violations; keeps all of them in `record`."""
+    """Acts on violations, save those that are waived; keeps all of them in `record`."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: Record, waivers: Waivers) -> None:
         self.record = record
+        self.waivers = waivers
         # By guard, not by its name: a function defined anew is another site.
         self._warned: WeakKeyDictionary[Guard, set[str]] = WeakKeyDictionary()
 
     def report(self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any]) -> GuardError | None:
         """Return the error to raise, warn or only record, as the policy says for each violation's class.
 
-        A suspect rule never does more than warn. Whatever is warned of is warned of once per rule and site.
+        A suspect rule never does more than warn. Whatever is warned of is warned of once per rule and site. What is
+        waived is recorded and nothing else.
         """
-        effective = current(guard.defaults)
+        effective = current(guard.defaults, guard.names)
         acted = [(violation, _action(effective, violation)) for violation in violations]
         acted = [(violation, action) for violation, action in acted if action is not Action.OFF]
-        told = _dressed(guard, [violation for violation, _ in acted], arguments)
-        for violation in told:
+        dressed = _dressed(guard, [self._waived(guard, violation) for violation, _ in acted], arguments)
+        for violation in dressed:
             self.record.add(violation)
-        if any(action is Action.RAISE for _, action in acted):
-            return _error(told)
+        told = [(v, action) for v, (_, action) in zip(dressed, acted, strict=True) if v.waived is None]
+        if any(action is Action.RAISE for _, action in told):
+            return _error([violation for violation, _ in told])
         fresh = []
         warned = self._warned.setdefault(guard, set())
-        for violation, (_, action) in zip(told, acted, strict=True):
+        for violation, action in told:
             if action is Action.WARN and violation.rule_id not in warned:
                 warned.add(violation.rule_id)
                 fresh.append(violation)
@@ -61,9 +66,24 @@ class Dispatcher:
         """Whether all of these suspect rules have been warned about here before; counts them if so."""
         if not self._warned.get(guard, set()).issuperset(rule_ids):
             return False
+        sink = self.record.sink
+        if sink is not None and not all(sink.knows(guard.site, rule_id) for rule_id in rule_ids):
+            return False  # the file wants a diagnosis
+        found = [self.waivers.matching(guard.site, rule_id) for rule_id in rule_ids]
+        if any(waiver is not None and not waiver.expired for waiver in found):
+            return False  # what is waived is marked, which takes its explanation
         for rule_id in rule_ids:
             self.record.count(guard.site, rule_id)
         return True
+
+    def _waived(self, guard: Guard, violation: Violation) -> Violation:
+        waiver = self.waivers.matching(guard.site, violation.rule_id)
+        if waiver is None:
+            return violation
+        if waiver.expired:
+            _say_expired(waiver)
+            return violation
+        return replace(violation, waived=waiver.reason)
 
     def _warn(self, violations: list[Violation]) -> None:
         message = _text(violations)
@@ -72,6 +92,19 @@ class Dispatcher:
         # Explicit, because the frames between here and the caller are no fixed number.
         file, line = (site.file, site.line) if site is not None else ("<unknown>", 1)
         warnings.warn_explicit(GuardWarning(message), None, file, line)
+
+
+def _say_expired(waiver: Waiver) -> None:
+    if waiver.until is None or not waiver.first_told_expired():
+        return
+    message = (
+        f"the waiver of rule {waiver.rule!r} at {waiver.site} expired on {waiver.until.isoformat()}, so the rule holds "
+        f"again; correct the call, or give the waiver another date (its reason: {waiver.reason})"
+    )
+    logger.warning("%s", message)
+    # Where warnings are errors, what becomes of the violation must not depend on this one.
+    with contextlib.suppress(GuardWarning):
+        warnings.warn(GuardWarning(message), stacklevel=2)
 
 
 def _action(effective: Policy, violation: Violation) -> Action:

@@ -2,32 +2,70 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter, deque
 
 from llm_op_guard.guard.violation import Violation
+from llm_op_guard.report.sink import JsonLines
 
 _KEPT = 1000
 
 
 class Record:
-    """The last violations of the process and a count of all of them by site and rule."""
+    """The last violations of the process and a count of all of them by site and rule.
+
+    `sink` is the file to which they are written as well, if there is one.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: deque[Violation] = deque(maxlen=_KEPT)
         self._counts: Counter[tuple[str, str]] = Counter()
+        self._false_alarms: Counter[tuple[str, str]] = Counter()
+        self.sink: JsonLines | None = None
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._in_a_fork)
 
     def add(self, violation: Violation) -> None:
         """Keep one violation."""
         with self._lock:
             self._kept.append(violation)
             self._counts[violation.site, violation.rule_id] += 1
+        if self.sink is not None:
+            self.sink.add(violation)
 
     def count(self, site: str, rule_id: str) -> None:
         """Count a violation that was told before, without keeping it again."""
         with self._lock:
             self._counts[site, rule_id] += 1
+        if self.sink is not None:
+            self.sink.count(site, rule_id)
+
+    def false_alarm(self, violation_or_rule: Violation | str, *, site: str = "", note: str = "") -> None:
+        """Count that a rule was broken by a call that was right: hand in the violation, or the rule id and the site.
+
+        It is written to the file of `record_to` too, with the note, and counted by `llm-op-guard report`.
+        """
+        if isinstance(violation_or_rule, Violation):
+            rule_id, site = violation_or_rule.rule_id, site or violation_or_rule.site
+        elif isinstance(violation_or_rule, str) and violation_or_rule:
+            rule_id = violation_or_rule
+        else:
+            raise TypeError(
+                f"false_alarm takes a violation, such as error.violations[0], or the id of a rule; "
+                f"got {type(violation_or_rule).__name__}"
+            )
+        with self._lock:
+            self._false_alarms[site, rule_id] += 1
+        if self.sink is not None:
+            self.sink.false_alarm(rule_id, site, note)
+
+    @property
+    def false_alarms(self) -> dict[tuple[str, str], int]:
+        """How many false alarms were reported of each (site, rule id); the site is empty where nobody named it."""
+        with self._lock:
+            return dict(self._false_alarms)
 
     @property
     def violations(self) -> list[Violation]:
@@ -52,3 +90,8 @@ class Record:
         with self._lock:
             self._kept.clear()
             self._counts.clear()
+            self._false_alarms.clear()
+
+    def _in_a_fork(self) -> None:
+        # A thread that is not in the child may have held it.
+        self._lock = threading.Lock()

@@ -23,6 +23,8 @@ def render(violations: Sequence[Violation]) -> str:
             lines += _reasons(violation, "     ")
         if len(violations) > _MOST_RULES:
             lines.append(f"  … and {len(violations) - _MOST_RULES} more")
+    if any(violation.blames == "operator" for violation in violations):
+        lines.append("  the arguments were accepted: the operator did not keep what its contract promises")
     lines.append("")
     return "\n".join([*lines, *_table(_facts(violations))])
 

@@ -56,6 +56,153 @@ def highest(x: Any) -> Any:
     return _extreme(x, "max")
 
 
+def absmax(x: Any) -> Any:
+    """The largest magnitude; raises NotApplicable for an empty tensor."""
+    return max(abs(_extreme(x, "min")), abs(_extreme(x, "max")))
+
+
+def first(x: Any) -> Any:
+    """The first element in row order; raises NotApplicable for an empty tensor."""
+    return _element(x, 0)
+
+
+def last(x: Any) -> Any:
+    """The last element in row order; raises NotApplicable for an empty tensor."""
+    return _element(x, -1)
+
+
+def _element(x: Any, index: int) -> Any:
+    require_readable(x)
+    if x.numel() == 0:
+        raise NotApplicable
+    return x.detach().reshape(-1)[index].item()
+
+
+def count(x: Any, value: Any) -> int:
+    """How many elements equal the value."""
+    require_readable(x)
+    return int(_is_one_of(x, (value,)).sum())
+
+
+def only(x: Any, *values: Any) -> bool:
+    """Every element is one of the values; true when empty."""
+    require_readable(x)
+    return bool(_is_one_of(x, values).all())
+
+
+def nondecreasing(x: Any) -> bool:
+    """Along the last dimension no element is below the one before."""
+    require_readable(x)
+    if x.ndim == 0 or x.dtype.is_complex:
+        raise NotApplicable
+    y = _comparable(x)[0]
+    return bool((y[..., 1:] >= y[..., :-1]).all())
+
+
+def unique(x: Any) -> bool:
+    """No element occurs twice."""
+    require_readable(x)
+    ordered = _comparable(x)[0].reshape(-1).sort().values
+    return not (ordered[1:] == ordered[:-1]).any()
+
+
+def all_true(x: Any) -> bool:
+    """Every element is true; holds for an empty tensor."""
+    require_readable(x)
+    return bool((x.detach() != 0).all())
+
+
+def any_per_row(x: Any) -> bool:
+    """Along the last dimension some element is true."""
+    require_readable(x)
+    if x.ndim == 0:
+        raise NotApplicable
+    return bool((x.detach() != 0).any(dim=-1).all())
+
+
+def live_rows(mask: Any) -> bool:
+    """Every row of an attention mask keeps a key.
+
+    In an additive mask a key is dropped at half the lowest number of its dtype or below: masks that were added up, or
+    scaled, are dropped too.
+    """
+    import torch  # noqa: PLC0415
+
+    require_readable(mask)
+    if mask.ndim == 0:
+        raise NotApplicable
+    mask = mask.detach()
+    kept = mask > torch.finfo(mask.dtype).min / 2 if mask.dtype.is_floating_point else mask != 0
+    return bool(kept.any(dim=-1).all())
+
+
+def equal(a: Any, b: Any, where: Any = None) -> bool:
+    """Of one shape and equal in every element, or in those where a third tensor is true."""
+    require_readable(a)
+    require_readable(b)
+    if a.shape != b.shape or a.device != b.device:
+        return False
+    same = a.detach() == b.detach()
+    if where is not None:
+        require_readable(where)
+        if where.shape != a.shape or where.device != a.device:
+            raise NotApplicable
+        same |= where.detach() == 0
+    return bool(same.all())
+
+
+def negated(mask: Any) -> Any:
+    """True where the mask is not."""
+    require_readable(mask)
+    return mask.detach() == 0
+
+
+def consecutive(x: Any) -> Any:
+    """What x would be if it counted up by one from its first element, along the last dimension."""
+    import torch  # noqa: PLC0415
+
+    require_readable(x)
+    if x.ndim == 0 or x.shape[-1] == 0:
+        raise NotApplicable
+    return x.detach()[..., :1] + torch.arange(x.shape[-1], device=x.device, dtype=x.dtype)
+
+
+def positions_of(mask: Any) -> Any:
+    """The position of each token that a padding mask keeps, counted from 0 in its row."""
+    require_readable(mask)
+    if mask.ndim == 0:
+        raise NotApplicable
+    return (mask.detach() != 0).long().cumsum(dim=-1) - 1
+
+
+def _is_one_of(x: Any, values: tuple[Any, ...]) -> Any:
+    """Where an element is one of the values: outside the empty range, with the values for sentinels."""
+    return ~_outside(x, 0, 0, values)
+
+
+# What the language calls each of them, and what finds the offending element where there is one.
+FUNCTIONS: dict[str, Any] = {
+    "finite": finite,
+    "within": within,
+    "lowest": lowest,
+    "highest": highest,
+    "absmax": absmax,
+    "first": first,
+    "last": last,
+    "count": count,
+    "only": only,
+    "nondecreasing": nondecreasing,
+    "unique": unique,
+    "all_true": all_true,
+    "any_per_row": any_per_row,
+    "live_rows": live_rows,
+    "equal": equal,
+    "negated": negated,
+    "consecutive": consecutive,
+    "positions_of": positions_of,
+}
+
+
 def locate_not_finite(x: Any) -> tuple[tuple[int, ...], Any, int]:
     """The first element that is not finite: its index, its value, how many there are."""
     require_readable(x)
@@ -148,3 +295,6 @@ def _uint8() -> Any:
     import torch  # noqa: PLC0415
 
     return torch.uint8
+
+
+LOCATORS: dict[str, Any] = {"finite": locate_not_finite, "within": locate_outside}

@@ -1,0 +1,153 @@
+"""`for` statements and `all`/`any`/`sum` over sequences, turned into what the rest of the language knows.
+
+Over a tuple that is written out, everything is written out: `for x in (q, k): require(dense(x))` is two rules. Over a
+sequence of the call, a `for` is a rule about all its items: `require(all(… for x in xs))`.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterable, Iterator
+
+from llm_op_guard.contract.model import Assign, Declare, Expr, For, If, Require, Source, Statement, path_of
+
+
+def written_out(node: ast.expr) -> ast.expr:
+    """The expression with every loop over a tuple that is written out replaced by its items."""
+
+    class WriteOut(ast.NodeTransformer):
+        def visit_Call(self, node: ast.Call) -> ast.AST:
+            self.generic_visit(node)
+            match node:
+                case ast.Call(func=ast.Name(id=name), args=[ast.GeneratorExp(elt=elt, generators=[loop])]) if (
+                    isinstance(loop.iter, ast.Tuple | ast.List)
+                    and not loop.ifs
+                    and loop.iter.elts
+                    and not any(isinstance(item, ast.Starred) for item in loop.iter.elts)
+                ):
+                    parts = [_replaced(elt, _bound(loop.target, item)) for item in loop.iter.elts]
+                    return ast.copy_location(_joined(name, parts), node)
+            return node
+
+    written: ast.expr = ast.fix_missing_locations(WriteOut().visit(copy.deepcopy(node)))
+    return written
+
+
+def _joined(name: str, parts: list[ast.expr]) -> ast.expr:
+    if len(parts) == 1:
+        return parts[0]
+    if name in ("all", "any"):
+        return ast.BoolOp(op=ast.And() if name == "all" else ast.Or(), values=parts)
+    total = parts[0]
+    for part in parts[1:]:
+        total = ast.BinOp(left=total, op=ast.Add(), right=part)
+    return total
+
+
+def _bound(target: ast.expr, item: ast.expr) -> dict[str, ast.expr]:
+    """What the names of a loop stand for at one item; nothing where the item has not as many parts."""
+    if isinstance(target, ast.Name):
+        return {target.id: item}
+    names = target.elts if isinstance(target, ast.Tuple) else []
+    parts = item.elts if isinstance(item, ast.Tuple | ast.List) else []
+    if len(names) != len(parts):
+        return {}
+    return {name.id: part for name, part in zip(names, parts, strict=True) if isinstance(name, ast.Name)}
+
+
+def _replaced(node: ast.expr, bound: dict[str, ast.expr]) -> ast.expr:
+    class Replace(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.AST:
+            return copy.deepcopy(bound[node.id]) if node.id in bound else node
+
+    replaced: ast.expr = Replace().visit(copy.deepcopy(node))
+    for part in ast.walk(replaced):
+        if isinstance(part, ast.expr):
+            ast.copy_location(part, node)  # errors point to the loop's body
+    return replaced
+
+
+def unrolled(statement: For, source: Source) -> Iterator[Statement]:
+    """The statements that a `for` stands for."""
+    items = statement.iterable.node
+    if isinstance(items, ast.Tuple | ast.List):
+        for item in items.elts:
+            bound = _bound(statement.target, item)
+            if not bound:
+                raise source.error("each item has as many parts as the loop has names", item)
+            yield from _substituted(statement.body, bound, ast.unparse(item), source)
+        return
+    yield from _quantified(statement.body, statement, (), source)
+
+
+def _substituted(
+    body: Iterable[Statement], bound: dict[str, ast.expr], item: str, source: Source
+) -> Iterator[Statement]:
+    """The statements of a loop for one item."""
+    for statement in body:
+        match statement:
+            case If(test=test, body=inner, orelse=orelse, node=node):
+                yield If(
+                    Expr.of(_replaced(test.node, bound)),
+                    tuple(_substituted(inner, bound, item, source)),
+                    tuple(_substituted(orelse, bound, item, source)),
+                    node,
+                )
+            case Require(expr=expr):
+                replaced = Expr.of(_replaced(expr.node, bound))
+                own = statement.id != expr.text
+                yield Require(
+                    replaced,
+                    f"{statement.id} ({item})" if own else replaced.text,
+                    statement.reason,
+                    statement.error,
+                    statement.promised,
+                    statement.node,
+                )
+            case Declare(path=path):
+                target = bound.get(path.root)
+                root = path_of(target) if target is not None else path
+                if root is None:
+                    raise source.error("a declaration names a parameter or what can be read from one", statement.node)
+                steps = path.steps if target is not None else ()
+                whole = type(path)(root.root, (*root.steps, *steps))
+                yield Declare(whole, statement.type, statement.reason, statement.node)
+            case Assign():
+                raise source.error("a name is not given within a loop", statement.node)
+            case For():
+                inner_loop = For(
+                    statement.target, Expr.of(_replaced(statement.iterable.node, bound)), statement.body, statement.node
+                )
+                for nested in unrolled(inner_loop, source):
+                    yield from _substituted((nested,), bound, item, source)
+
+
+def _quantified(
+    body: Iterable[Statement], loop: For, conditions: tuple[ast.expr, ...], source: Source
+) -> Iterator[Statement]:
+    """The rules of a loop over a sequence of the call, each about all of its items."""
+    for statement in body:
+        match statement:
+            case Require(expr=expr):
+                generator = ast.GeneratorExp(
+                    elt=expr.node,
+                    generators=[ast.comprehension(loop.target, loop.iterable.node, list(conditions), is_async=0)],
+                )
+                call = ast.Call(ast.Name("all", ast.Load()), [generator], [])
+                about_all = Expr.of(ast.fix_missing_locations(ast.copy_location(call, expr.node)))
+                own = statement.id != expr.text
+                yield Require(
+                    about_all,
+                    statement.id if own else about_all.text,
+                    statement.reason,
+                    statement.error,
+                    statement.promised,
+                    statement.node,
+                )
+            case If(test=test, body=inner, orelse=orelse):
+                yield from _quantified(inner, loop, (*conditions, test.node), source)
+                refuted = ast.copy_location(ast.UnaryOp(ast.Not(), test.node), test.node)
+                yield from _quantified(orelse, loop, (*conditions, refuted), source)
+            case _:
+                raise source.error("a loop over a sequence of the call holds require, ensure and if", statement.node)

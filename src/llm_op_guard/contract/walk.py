@@ -1,0 +1,74 @@
+"""Going through types: what is inside a tuple or a list, which tensors and paths a declaration names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from llm_op_guard.contract.model import (
+    Alternative,
+    Contract,
+    Declare,
+    DeviceOf,
+    DtypeOf,
+    Like,
+    ListType,
+    Path,
+    RestOf,
+    TensorType,
+    TupleType,
+    Type,
+)
+
+
+def items_of(alternative: Alternative) -> tuple[Type, ...]:
+    """The types of the items of a tuple, or the one of those of a list."""
+    if isinstance(alternative, TupleType):
+        return alternative.items
+    return (alternative.item,) if isinstance(alternative, ListType) else ()
+
+
+def declared_types(contract: Contract) -> Iterator[Type]:
+    """Every type that a contract declares, those of items included."""
+
+    def within(declared: Type) -> Iterator[Type]:
+        yield declared
+        for alternative in declared.alternatives:
+            for item in items_of(alternative):
+                yield from within(item)
+
+    for clause in contract.clauses:
+        if isinstance(clause.statement, Declare):
+            yield from within(clause.statement.type)
+
+
+def tensor_types(declared: Type) -> Iterator[TensorType]:
+    """Every tensor alternative of a type, those inside tuples included."""
+    for alternative in declared.alternatives:
+        if isinstance(alternative, TensorType):
+            yield alternative
+        for item in items_of(alternative):
+            yield from tensor_types(item)
+
+
+def paths_in_type(declared: Type) -> Iterator[Path]:
+    """Every path whose dtype, shape or device a type refers to."""
+    for alternative in declared.alternatives:
+        match alternative:
+            case Like(path=path):
+                yield path
+            case TupleType() | ListType():
+                for item in items_of(alternative):
+                    yield from paths_in_type(item)
+            case TensorType(dtypes=dtypes, dims=dims, devices=devices):
+                for part in (*dtypes, *(dims or ()), *(devices or ())):
+                    if isinstance(part, DtypeOf | RestOf | DeviceOf):
+                        yield part.path
+
+
+def declared_paths(path: Path, declared: Type) -> Iterator[tuple[Path, Type]]:
+    """A declaration's path and, for tuples, those of the items."""
+    yield path, declared
+    for alternative in declared.alternatives:
+        for index, item in enumerate(items_of(alternative)):
+            inner = path.item("_") if isinstance(alternative, ListType) else path.item(index)
+            yield from declared_paths(inner, item)

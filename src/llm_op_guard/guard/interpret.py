@@ -1,0 +1,79 @@
+"""Checks for contracts that are not written as source: `explain` itself decides at every call.
+
+Lists of tensors are of that kind: how many sightings of a symbol there are is known only at the call. Slower than a
+compiled check by an order of magnitude, and right by definition. They step aside while a program is traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llm_op_guard.contract.model import Contract, CostClass, ListType, Path, Type
+from llm_op_guard.contract.walk import declared_types, paths_in_type
+from llm_op_guard.errors import GuardError
+from llm_op_guard.guard.bind import Bindings
+from llm_op_guard.guard.explain import explain
+from llm_op_guard.guard.reading import is_tracing, snapshot
+
+# What answers for a call that is not accepted: (arguments or result, …) → the error to raise, if any.
+Failed = Callable[[Any], GuardError | None]
+
+
+def is_interpreted(contract: Contract) -> bool:
+    """Whether a contract has a type that no source is written for."""
+    return any(_has_list(declared) for declared in declared_types(contract))
+
+
+def _has_list(declared: Type) -> bool:
+    return any(isinstance(alternative, ListType) for alternative in declared.alternatives)
+
+
+def interpreted_check(
+    contract: Contract, parameters: tuple[str, ...], classes: frozenset[CostClass], failed: Failed
+) -> Callable[..., Any]:
+    """The check before the call: takes the parameters, returns what the check after it needs."""
+    later = any(clause.after_call for clause in contract.clauses)
+
+    def check(*arguments: Any) -> Any:
+        if is_tracing():
+            return None
+        given = dict(zip(parameters, arguments, strict=True))
+        if explain(contract, given, classes=classes):
+            error = failed(arguments)
+            if error is not None:
+                raise error
+            return None
+        return _state(contract, given, arguments) if later else None
+
+    return check
+
+
+def interpreted_check_after(
+    contract: Contract, parameters: tuple[str, ...], classes: frozenset[CostClass], failed: Failed
+) -> Callable[..., None]:
+    """The check after the call: takes the result and what the check before it returned."""
+
+    def check(result: Any, state: Any) -> None:
+        if state is None:
+            return
+        arguments, known, at_entry = state
+        given = {**dict(zip(parameters, arguments, strict=True)), "result": result}
+        if explain(contract, given, classes=classes, after_call=True, known=known, at_entry=at_entry):
+            error = failed((result, state, arguments))
+            if error is not None:
+                raise error
+
+    return check
+
+
+def _state(contract: Contract, given: dict[str, Any], arguments: tuple[Any, ...]) -> Any:
+    clauses = [clause for clause in contract.clauses if not clause.after_call]
+    bindings = Bindings(contract, clauses, given, {}, after_call=False)
+    bindings.collect()
+    known = {**bindings.values.symbols, **bindings.values.assigned}
+    return arguments, known, {path: snapshot(given.get(path.root), *path.steps) for path in _entry_paths(contract)}
+
+
+def _entry_paths(contract: Contract) -> list[Path]:
+    return [path for declared in declared_types(contract) for path in paths_in_type(declared) if path.root != "result"]

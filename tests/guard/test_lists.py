@@ -1,0 +1,97 @@
+"""Lists of tensors and other things."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+import llm_op_guard as og
+from llm_op_guard.contract.parse import parse_body
+from llm_op_guard.guard.explain import explain
+
+
+def t(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+def said(body: str, **arguments: Any) -> list[tuple[str, str, str]]:
+    found = explain(parse_body(body, "operator", tuple(arguments)), arguments)
+    return [(v.rule_id, v.observed, v.expected) for v in found]
+
+
+def test_every_item_is_of_the_type_and_symbols_are_shared() -> None:
+    body = "xs: list[T[_, D] @ dev]\nw: T[D] | None"
+    assert said(body, xs=[t(2, 4), t(3, 4)], w=t(4)) == []
+    assert said(body, xs=(), w=None) == []
+    assert said(body, xs=[t(2, 4), t(3, 5), t(1, 4)], w=t(4)) == [("xs[_].shape", "xs[1].shape[1] = 5", "D = 4")]
+    assert said(body, xs=[t(2, 4), None], w=None) == [("xs[_].type", "xs[1] is None", "T[_, D] @ dev")]
+    assert said(body, xs=t(2, 4), w=None) == [("xs.type", "xs is a tensor", "list[T[_, D] @ dev]")]
+    assert said(body, xs=[t(2, 4), t(2, 4, dtype=torch.bfloat16)], w=t(4)) == [
+        ("xs[_].dtype", "xs[1].dtype = bfloat16", "T = float32")
+    ]
+
+
+def test_lists_of_numbers_and_of_tuples() -> None:
+    assert said("xs: list[int]", xs=[1, 2]) == []
+    assert said("xs: list[int]", xs=[1, "2"]) == [("xs[_].type", "xs[1] is a str", "int")]
+    body = "xs: list[(int, floating[D])]"
+    assert said(body, xs=[(1, t(4)), (2, t(4))]) == []
+    assert said(body, xs=[(1, t(4)), (2, t(5)), (3, t(4))]) == [("xs[_][1].shape", "xs[1][1].shape[0] = 5", "D = 4")]
+    assert said("xs: optional[list[list[int]]]", xs=[[1], [2, 3]]) == []
+
+
+def test_a_guard_with_lists_checks_arguments_and_results() -> None:
+    @og.guard("xs: list[T[_, D]]\nreturns: list[T[_, 2 * D]]\nrequire(len(result) == len(xs), id='as_many')")
+    def widen(xs: Any, times: int = 2, lost: int = 0) -> Any:
+        return [torch.cat([x] * times, dim=1) for x in xs[lost:]]
+
+    assert len(widen([t(2, 4), t(3, 4)])) == 2
+    with pytest.raises(og.GuardError) as caught:
+        widen([t(2, 4), t(3, 4)], times=3)
+    assert [(v.rule_id, v.expected) for v in caught.value.violations] == [
+        ("result[_].shape", "2 * D = 8"),
+        ("result[_].shape", "2 * D = 8"),
+    ]
+    with pytest.raises(og.GuardError, match="as_many"):
+        widen([t(2, 4), t(3, 4)], lost=1)
+    with pytest.raises(og.GuardError, match=r"xs\[1\]\.shape"):
+        widen([t(2, 4), t(3, 5), t(2, 4)])
+    with og.policy(A="off"):
+        assert len(widen([t(2, 4), t(3, 5)])) == 2
+
+
+def test_the_argument_of_a_list_is_shown() -> None:
+    @og.guard("xs: list[T[_, D]]")
+    def operator(xs: Any) -> None: ...
+
+    with pytest.raises(og.GuardError) as caught:
+        operator([t(2, 4), t(3, 5), t(2, 4)])
+    (violation,) = caught.value.violations
+    assert violation.argument == "xs[1]"
+    assert [tensor.shape for tensor in violation.tensors] == [(2, 4), (3, 5), (2, 4)]
+    assert re.search(r"xs\[1\] +float32\[3, 5\] cpu   <- here", str(caught.value))
+
+
+def test_compiled_callers_are_left_alone() -> None:
+    @og.guard("xs: list[floating[D]]")
+    def total(xs: Any) -> Any:
+        return sum(xs)
+
+    compiled = torch.compile(lambda xs: total(xs) + 1, fullgraph=True, backend="eager")
+    assert compiled([t(2), t(2)]).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("xs: list[int] | list[str]", "cannot be told apart"),
+        ("xs: list[int] | (int, int)", "cannot be told apart"),
+        ("xs: list[foo]", "unknown type 'foo'"),
+    ],
+)
+def test_lists_that_are_refused(body: str, problem: str) -> None:
+    with pytest.raises(og.ContractError, match=problem):
+        parse_body(body, "operator", ("xs",))
