@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 PARAMETERS = ("x", "y", "z", "mode", "n", "box")
 _SIZES = (0, 1, 2, 3, 4)
-_DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool)
 
 
 def size(draw: st.DrawFn) -> str:

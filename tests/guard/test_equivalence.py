@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from contracts_and_calls import PARAMETERS, calls, contract_bodies
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -35,6 +36,9 @@ class Listener:
 
     def report(self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any]) -> None:
         self.told = violations
+
+    def error(self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any]) -> Any:
+        raise AssertionError("nothing is traced here")
 
     def repeated(self, guard: Guard, rule_ids: list[str]) -> bool:
         return False
@@ -97,9 +101,16 @@ def explained(contract: Contract, arguments: dict[str, Any], classes: tuple[str,
 
 
 @EXAMPLES
-@given(contract_bodies(), st.lists(calls(), min_size=1, max_size=6))
-def test_compiled_check_agrees_with_explain(body: list[list[str]], some_calls: list[dict[str, Any]]) -> None:
+@given(contract_bodies(), st.lists(calls(), min_size=1, max_size=6), st.booleans())
+def test_compiled_check_agrees_with_explain(
+    body: list[list[str]], some_calls: list[dict[str, Any]], autocast: bool
+) -> None:
     contract = loaded(body)
+    with torch.autocast("cpu", enabled=autocast):
+        assert_agreement(contract, some_calls)
+
+
+def assert_agreement(contract: Contract, some_calls: list[dict[str, Any]]) -> None:
     for arguments in some_calls:
         for classes in (("A",), ("A", "B")):
             before, after, source = verdicts(contract, arguments, classes)
@@ -114,20 +125,21 @@ def test_compiled_check_agrees_with_explain(body: list[list[str]], some_calls: l
 
 
 @EXAMPLES
-@given(contract_bodies(), st.lists(calls(), min_size=1, max_size=4), st.randoms(use_true_random=False))
+@given(contract_bodies(), st.lists(calls(), min_size=1, max_size=4), st.randoms(use_true_random=False), st.booleans())
 def test_order_of_statements_never_changes_a_verdict(
-    body: list[list[str]], some_calls: list[dict[str, Any]], rng: random.Random
+    body: list[list[str]], some_calls: list[dict[str, Any]], rng: random.Random, autocast: bool
 ) -> None:
     contract = loaded(body)
     shuffled_body = list(body)
     rng.shuffle(shuffled_body)
     text = "\n".join(line for lines in shuffled_body for line in lines)
     shuffled = parse_body(text, "operator", PARAMETERS)
-    for arguments in some_calls:
-        one, other = (explained(c, arguments, ("A", "B")) for c in (contract, shuffled))
-        assert said(one) == said(other), (contract.text, shuffled.text, arguments)
-        before, _, _ = verdicts(shuffled, arguments, ("A", "B"))
-        assert bool(before) == bool(one)
+    with torch.autocast("cpu", enabled=autocast):
+        for arguments in some_calls:
+            one, other = (explained(c, arguments, ("A", "B")) for c in (contract, shuffled))
+            assert said(one) == said(other), (contract.text, shuffled.text, arguments)
+            before, _, _ = verdicts(shuffled, arguments, ("A", "B"))
+            assert bool(before) == bool(one)
 
 
 def test_the_comparison_can_fail() -> None:

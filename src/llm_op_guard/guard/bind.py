@@ -6,7 +6,6 @@ Nothing here looks at the order of statements: sightings are collected again and
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +36,7 @@ from llm_op_guard.contract.model import (
 from llm_op_guard.contract.solve import inverse
 from llm_op_guard.guard import functions
 from llm_op_guard.guard.evaluate import Values, dtype_values
-from llm_op_guard.guard.reading import INAPPLICABLE, SCALAR_TESTS, Broken, is_a, is_tensor
+from llm_op_guard.guard.reading import INAPPLICABLE, SCALAR_TESTS, Broken, autocast_dtype, is_a, is_tensor
 
 # Items of a list that are looked at; more would take longer than the operator.
 LONGEST_LIST = 10_000
@@ -93,12 +92,22 @@ class Bindings:
             }
             # The call may have changed its arguments in place: what was seen before it counts.
             self.values.symbols |= self.symbols_at_entry
+            self._autocast()
             self._assign()
             if _same(before, (self.values.symbols, self.values.assigned)):
                 found = list(self._solutions())
                 if not found:
                     return
                 solved += found
+
+    def _autocast(self) -> None:
+        """A dtype symbol that was seen as dtypes which autocast makes one stands for that one."""
+        for observation in self.observations:
+            if self.contract.symbols[observation.symbol] == "dtype":
+                value = self.values.symbols[observation.symbol]
+                if observation.value != value:
+                    cast = autocast_dtype(value, observation.value)
+                    self.values.symbols[observation.symbol] = value if cast is None else cast
 
     def seen_at(self, symbol: str) -> tuple[str, ...]:
         """The places where a symbol had the value that it is taken to have."""
@@ -236,7 +245,8 @@ def fits(alternative: Alternative, value: Any) -> bool:
 def dtype_fits(tensor: TensorType, value: Any) -> bool:
     """Whether a tensor's dtype is one that its type names, or may be any that a symbol stands for."""
     return any(
-        isinstance(dtype, DtypeSymbol | DtypeOf) or value.dtype in dtype_values(dtype) for dtype in tensor.dtypes
+        isinstance(dtype, DtypeSymbol | DtypeOf) or dtype.name == "any" or value.dtype in dtype_values(dtype)
+        for dtype in tensor.dtypes
     )
 
 
@@ -263,8 +273,9 @@ def aligned(tensor: TensorType, shape: Any) -> list[tuple[Dim, int, Any]]:
 def _reference(seen: list[Observation]) -> Any:
     """Which of several sightings to believe: those of certain declarations; not 1; the majority; the first."""
     values = [o.value for o in seen if o.certain] or [o.value for o in seen]
-    counts = Counter([value for value in values if value != 1] or values)
-    return max(counts, key=lambda value: counts[value])  # the first of several that are seen equally often
+    others = [value for value in values if value != 1] or values
+    # By counting: a size that is a symbol of a traced program cannot be hashed.
+    return max(others, key=lambda value: sum(1 for other in others if other == value))  # the first of equals
 
 
 def _same(before: tuple[dict[str, Any], dict[str, Any]], now: tuple[dict[str, Any], dict[str, Any]]) -> bool:

@@ -64,6 +64,8 @@ _NAMESPACE: dict[str, Any] = {
     "_Broken": reading.Broken,
     "_inapplicable": reading.INAPPLICABLE,
     "_unset": reading.UNSET,
+    "_agreed": reading.agreed,
+    "_apart": reading.apart,
     "_attribute": reading.attribute,
     "_attribute_or_unset": reading.optional_attribute,
     "_evaluated": evaluated,

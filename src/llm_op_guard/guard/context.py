@@ -10,7 +10,7 @@ from typing import Any
 
 from llm_op_guard.contract.model import Contract, Declare, Path
 from llm_op_guard.contract.walk import declared_paths
-from llm_op_guard.guard.reading import UNSET, is_a, is_tensor, optional_attribute, path_value
+from llm_op_guard.guard.reading import UNSET, is_a, is_tensor, number_now, optional_attribute, path_value
 from llm_op_guard.guard.reads import reads_of
 from llm_op_guard.guard.violation import CallSite, TensorMetadata
 
@@ -87,7 +87,7 @@ def tensor_metadata(contract: Contract, arguments: Mapping[str, Any]) -> tuple[T
     """Shape, dtype and device of every tensor argument, of those inside containers, and of declared attributes."""
     found: dict[str, TensorMetadata] = {}
     try:
-        for name, value in _tensors(contract, arguments):
+        for name, value in tensors_among(contract, arguments):
             if name not in found and len(found) < _MOST_TENSORS:
                 found[name] = _metadata(name, value)
     except Exception:  # an argument that does not even let itself be looked through
@@ -97,13 +97,14 @@ def tensor_metadata(contract: Contract, arguments: Mapping[str, Any]) -> tuple[T
 
 def _metadata(name: str, value: Any) -> TensorMetadata:
     try:
-        shape = tuple(int(size) for size in value.shape)
+        shape = tuple(number_now(size) for size in value.shape)
         return TensorMetadata(name, str(value.dtype).removeprefix("torch."), shape, str(value.device))
     except Exception:
         return TensorMetadata(name, "unreadable", (), "unknown")
 
 
-def _tensors(contract: Contract, arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def tensors_among(contract: Contract, arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every tensor among arguments, those too that stand in containers and at paths that the contract names."""
     named = [(str(path), path_value(arguments[path.root], *path.steps)) for path in _paths(contract, arguments)]
     seen = [value for _, value in named]
     for name, value in arguments.items():

@@ -22,6 +22,7 @@ from llm_op_guard.guard.reading import (
     is_tensor,
     item,
     looked_up,
+    number_now,
     optional_attribute,
     path_value,
     plain,
@@ -336,6 +337,6 @@ def show(value: Any) -> str:
     if is_tensor(value):
         return f"{show(value.dtype)}[{', '.join(map(str, value.shape))}]"
     if is_integer(value):
-        return str(value.__index__())
+        return str(number_now(value))
     name = str(value) if type(value).__module__ == "torch" else type(value).__name__
     return name.removeprefix("torch.")

@@ -49,7 +49,16 @@ from llm_op_guard.guard.describe import (
     without_repeats,
 )
 from llm_op_guard.guard.evaluate import dtype_values, show, text_of
-from llm_op_guard.guard.reading import INAPPLICABLE, Broken, NotApplicable, Snapshot, is_a, is_integer, is_tensor
+from llm_op_guard.guard.reading import (
+    INAPPLICABLE,
+    Broken,
+    NotApplicable,
+    Snapshot,
+    autocast_dtype,
+    is_a,
+    is_integer,
+    is_tensor,
+)
 from llm_op_guard.guard.reads import Read, reads_of
 from llm_op_guard.guard.violation import Binding, Violation
 
@@ -236,7 +245,7 @@ class _Explanation:
             match dtype:
                 case DtypeSymbol(name=name):
                     wanted = self.values.symbols.get(name)
-                    if wanted is None or value.dtype == wanted:
+                    if wanted is None or _same_dtype(value.dtype, wanted):
                         return
                     expected.append(f"{name} = {show(wanted)}")
                     names.add(name)
@@ -245,11 +254,11 @@ class _Explanation:
                         wanted = self._model(other).dtype
                     except INAPPLICABLE:
                         return
-                    if value.dtype == wanted:
+                    if _same_dtype(value.dtype, wanted):
                         return
                     expected.append(f"{other}.dtype = {show(wanted)}")
                 case _:
-                    if value.dtype in dtype_values(dtype):
+                    if dtype.name == "any" or value.dtype in dtype_values(dtype):
                         return
                     expected.append(dtype.name)
         observed = f"{path}.dtype = {show(value.dtype)}"
@@ -355,7 +364,7 @@ class _Explanation:
             return
         for aspect in ("dtype", "shape", "device"):
             mine, wanted = getattr(value, aspect), getattr(model, aspect)
-            if mine != wanted:
+            if not (_same_dtype(mine, wanted) if aspect == "dtype" else mine == wanted):
                 mine, wanted = (tuple(mine), tuple(wanted)) if aspect == "shape" else (mine, wanted)
                 self._fault(
                     clause,
@@ -449,6 +458,11 @@ class _Explanation:
 
 
 # ---------------------------------------------------------------- parts
+
+
+def _same_dtype(one: Any, other: Any) -> bool:
+    """Whether two dtypes are one, if need be by way of autocast."""
+    return one == other or autocast_dtype(one, other) is not None
 
 
 def _is_promise(statement: Leaf) -> bool:

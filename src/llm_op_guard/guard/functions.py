@@ -146,14 +146,14 @@ def stride(x: Any, i: Any) -> int:
 def dense(x: Any) -> bool:
     """Whether elements of the last dimension lie side by side; strides of dimensions of size 1 mean nothing."""
     shape = shape_of(x)
-    return not shape or shape[-1] <= 1 or _strides(x)[-1] == 1
+    return len(shape) == 0 or shape[-1] <= 1 or _strides(x)[-1] == 1
 
 
 def _strides(x: Any) -> Any:
-    try:
-        return x.stride()
-    except (RuntimeError, NotImplementedError):  # sparse and other layouts have none
-        raise NotApplicable from None
+    # Sparse and other layouts have none; a sparse matrix answers all the same.
+    if str(x.layout) != "torch.strided":
+        raise NotApplicable
+    return x.stride()
 
 
 def length(x: Any) -> int:

@@ -12,11 +12,13 @@ from typing import Any, Protocol
 from llm_op_guard.contract.model import Contract, CostClass, Path, Require
 from llm_op_guard.errors import GuardError, GuardInternalWarning, GuardWarning
 from llm_op_guard.guard.compile import compile_check
+from llm_op_guard.guard.context import tensors_among
 from llm_op_guard.guard.explain import explain
 from llm_op_guard.guard.interpret import interpreted_check, interpreted_check_after, is_interpreted
 from llm_op_guard.guard.plan import Plan, plan_check
-from llm_op_guard.guard.reading import Snapshot, is_shapeless, is_tracing
-from llm_op_guard.guard.source import check_source
+from llm_op_guard.guard.reading import Snapshot, is_beyond, is_tracing
+from llm_op_guard.guard.source import CheckSource, check_source
+from llm_op_guard.guard.traced import Local, comptime, constant, may_break_graph, teller
 from llm_op_guard.guard.violation import Violation
 from llm_op_guard.policy import Action, Policy, current
 
@@ -30,6 +32,9 @@ class Reporter(Protocol):
 
     def report(self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any]) -> GuardError | None:
         """Act on the violations of one call as the policy says; what is returned is raised."""
+
+    def error(self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any]) -> GuardError:
+        """The error for the violations of one call; nothing is recorded."""
 
     def repeated(self, guard: Guard, rule_ids: list[str]) -> bool:
         """Whether all of these suspect rules have been told of before; counts them if so."""
@@ -116,6 +121,7 @@ class Guard:
         reason = (
             f"a call of {self.operator} breaks its contract ({self.contract.id}); without fullgraph it is explained"
         )
+        source = check_source(plan, counted=self._tally is not None)
         failed = outcome.failed_after if plan.after_call else outcome.failed
         hooks = {
             "_failed": _untraced(failed, reason),
@@ -123,9 +129,19 @@ class Guard:
             "_tracing": is_tracing,
             "_jit_state": _jit_state(),
             "_tally": self._tally or _nothing,
+            "_lets_through": constant(self._lets_through_traced),
+            "_comptime": comptime,
+            "_tell": teller(lambda local: outcome.traced(source, local)),
         }
-        source = check_source(plan, counted=self._tally is not None)
         return compile_check(source, f"{self.operator}{' result' if plan.after_call else ''}", hooks)
+
+    def _lets_through_traced(self) -> bool:
+        """Whether a broken rule in a traced program goes through: the policy does not raise, and nothing is recorded.
+
+        Only metadata is looked at while tracing, which is class A. Where Dynamo may break the graph, the call is
+        recorded when the program runs.
+        """
+        return current(self.defaults, self.names).action("A") is not Action.RAISE and not may_break_graph()
 
     def fail_inside(self, error: Exception) -> None:
         """Say once that the guard itself failed; the call goes through."""
@@ -164,6 +180,22 @@ class _Outcome:
         values = dict(zip(self._plan.parameters, arguments, strict=True))
         return self._explained({**values, "result": result}, known=known, at_entry=at_entry)
 
+    def traced(self, source: CheckSource, local: Local) -> GuardError | None:
+        """The error for a call that is traced, whose values `local` gives; None where nothing is broken for sure."""
+        plan, names = self._plan, source.names
+        given = {name: local(names.own(name)) for name in plan.parameters}
+        known: dict[str, Any] | None = None
+        at_entry: dict[Path, Snapshot | None] | None = None
+        if plan.after_call:
+            given["result"] = local("result")
+            known = {n: value for n in plan.known if (value := local(names.own(n))) is not None}
+            at_entry = {path: local(names.snapshot(path)) for path in plan.snapshots}
+        guard = self._guard
+        violations = explain(
+            guard.contract, given, classes=("A",), after_call=plan.after_call, known=known, at_entry=at_entry
+        )
+        return guard.reporter.error(guard, violations, given) if any(v.certain for v in violations) else None
+
     def failed_interpreted(self, handed: tuple[Any, Any, tuple[Any, ...]]) -> GuardError | None:
         """As `failed_after`, for a check that `explain` itself makes."""
         result, (_, known, at_entry), arguments = handed
@@ -189,10 +221,10 @@ class _Outcome:
         known: Mapping[str, Any] | None = None,
         at_entry: Mapping[Path, Snapshot | None] | None = None,
     ) -> GuardError | None:
-        if any(is_shapeless(value) for value in arguments.values()):
-            return None
         guard = self._guard
         try:
+            if self._beyond(arguments):
+                return None
             effective = current(guard.defaults, guard.names)
             judged = frozenset(c for c in self._classes if effective.action(c) is not Action.OFF)
             violations = explain(
@@ -212,6 +244,12 @@ class _Outcome:
         except Exception as error:
             guard.fail_inside(error)
         return None
+
+    def _beyond(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether anything that the check looks at is beyond what the language speaks of."""
+        return any(is_beyond(value) for value in arguments.values()) or any(
+            is_beyond(tensor) for _, tensor in tensors_among(self._guard.contract, arguments)
+        )
 
 
 def _nothing(*_: Any) -> None:

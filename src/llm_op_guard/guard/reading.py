@@ -66,12 +66,54 @@ def is_a(value: object, kind: Any) -> bool:
         return False
 
 
-def is_shapeless(value: Any) -> bool:
-    """Whether `value` has no shape to speak of: a stand-in of `torch.fx` in a traced program, a nested tensor."""
+def is_beyond(value: Any) -> bool:
+    """Whether `value` is beyond what the language speaks of.
+
+    A stand-in of `torch.fx` in a traced program, a tensor that is nested (it has no one shape), quantised (its dtype
+    says nothing about its values) or not initialised yet (it has no shape).
+    """
     fx = sys.modules.get("torch.fx")
     if fx is not None and is_a(value, fx.Proxy):
         return True
-    return is_tensor(value) and bool(value.is_nested)
+    if not is_tensor(value):
+        return False
+    torch = sys.modules["torch"]
+    return torch.nn.parameter.is_lazy(value) or bool(value.is_nested) or bool(value.is_quantized)
+
+
+# Those for which autocast can be on.
+_AUTOCAST_DEVICES = ("cuda", "cpu", "xpu", "mps", "hpu", "xla")
+
+
+def autocast_dtype(one: Any, other: Any) -> Any:
+    """The dtype that autocast, where it is on, casts tensors of two floating dtypes to; None where it does not.
+
+    It leaves float64 alone. It is asked for no device in particular: which of two tensors was met first must not
+    change a verdict.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    for dtype in (one, other):
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype == torch.float64:
+            return None
+    for device in _AUTOCAST_DEVICES:
+        if torch.is_autocast_enabled(device):
+            return torch.get_autocast_dtype(device)
+    return None
+
+
+def agreed(one: Any, other: Any) -> Any:
+    """The dtype that a symbol stands for which was seen as these two; raises Broken unless autocast makes them one."""
+    dtype = autocast_dtype(one, other)
+    if dtype is None:
+        raise Broken(f"{one} is not {other}")
+    return dtype
+
+
+def apart(one: Any, other: Any) -> bool:
+    """Whether two dtypes that are not the same stay apart: autocast does not make them one."""
+    return autocast_dtype(one, other) is None
 
 
 def attribute(owner: Any, name: str) -> Any:
@@ -195,6 +237,13 @@ def is_integer(value: Any) -> bool:
     if is_a(value, int):
         return True
     return hasattr(type(value), "__index__") and not is_tensor(value) and not hasattr(type(value), "__len__")
+
+
+def number_now(value: Any) -> int:
+    """The number that an integer is; for a symbol of a traced program the one it has now, without making it that."""
+    node = getattr(value, "node", None)
+    hint = getattr(node, "hint", None)
+    return hint if isinstance(hint, int) else int(value)
 
 
 def is_real(value: Any) -> bool:

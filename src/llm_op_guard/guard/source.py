@@ -20,6 +20,7 @@ from llm_op_guard.contract.model import (
 )
 from llm_op_guard.guard.draft import Draft, comment, indented, path_of_step, steps_source
 from llm_op_guard.guard.expression_source import ExpressionWriter
+from llm_op_guard.guard.names import Names
 from llm_op_guard.guard.plan import Given, Plan, Step
 from llm_op_guard.guard.type_source import TypeWriter
 
@@ -28,11 +29,12 @@ CHECK = "check"
 
 @dataclass(frozen=True)
 class CheckSource:
-    """The text of a check, and the sets of dtypes and the constants of its contract that it names."""
+    """The text of a check; the sets of dtypes and the constants that it names; what it calls its variables."""
 
     text: str
     dtype_sets: dict[str, tuple[DtypeName | DtypeSet, ...]]
     constants: dict[str, Any]
+    names: Names
 
 
 def check_source(plan: Plan, *, counted: bool = False) -> CheckSource:
@@ -43,7 +45,8 @@ def check_source(plan: Plan, *, counted: bool = False) -> CheckSource:
     are those that `compile` puts in its namespace.
     """
     writer = _CheckWriter(plan, counted)
-    return CheckSource(writer.text(), writer.draft.names.dtype_sets, writer.draft.names.constants)
+    names = writer.draft.names
+    return CheckSource(writer.text(), names.dtype_sets, names.constants, names)
 
 
 Block = tuple[tuple[Given, ...], list[str]]
@@ -99,11 +102,16 @@ class _CheckWriter:
         yield "    pass"
         yield "else:"
         if self.draft.doubts:
-            yield f"    _error = _noticed(_doubts, {arguments}) if _doubts else None"
+            # What is legal, if odd, must not break the graph of a program that is compiled.
+            yield f"    _error = _noticed(_doubts, {arguments}) if _doubts and not _tracing() else None"
             yield "    if _error is not None:"
             yield "        raise _error"
         # None: there is nothing to check after the call, or the call is broken already.
         yield f"    return {'_state' if state else 'None'}"
+        yield "if _tracing():"
+        yield "    if _lets_through():"
+        yield "        return None"
+        yield "    _comptime()(_tell)"
         # Raised here, so that a traceback shows none of the frames that explain.
         yield f"_error = _failed({arguments})"
         yield "if _error is not None:"

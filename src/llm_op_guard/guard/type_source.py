@@ -153,7 +153,7 @@ class TypeWriter:
                 read[aspect] = kept
         dtype, shape, device = read["dtype"], read["shape"], read["device"]
         if tensor.dtype_symbol is not None:
-            yield from self._sight(step, tensor.dtype_symbol, dtype)
+            yield from self._sight(step, tensor.dtype_symbol, dtype, cast=True)
         elif len(step.type.alternatives) == 1 and (accepted := self._accepted(tensor)) is not None:
             yield f"if {dtype} not in {accepted}:"
             yield f"    {self.draft.fail(step)}"
@@ -212,20 +212,25 @@ class TypeWriter:
         name = dim_symbol(dim)
         return name if name is not None and name in self.draft.contract.symbols else None
 
-    def _sight(self, step: Step, symbol: str, seen: str) -> Iterator[str]:
+    def _sight(self, step: Step, symbol: str, seen: str, *, cast: bool = False) -> Iterator[str]:
         if self.draft.first(step, symbol):
             yield f"{self.draft.names.own(symbol)} = {seen}"
         else:
-            yield from self._compared(step, symbol, seen, surely=False)
+            yield from self._compared(step, symbol, seen, surely=False, cast=cast)
 
-    def _compared(self, step: Step, symbol: str, seen: str, *, surely: bool) -> list[str]:
+    def _compared(self, step: Step, symbol: str, seen: str, *, surely: bool, cast: bool = False) -> list[str]:
         own = self.draft.names.own(symbol)
+        differ = [f"    {self.draft.fail(step)}"]
+        if cast and step.certain:
+            differ = [f"    {own} = _agreed({own}, {seen})"]
+        elif cast:
+            differ = ["    try:", f"        {own} = _agreed({own}, {seen})", "    except _Broken:", f"    {differ[0]}"]
         if surely or self.draft.sure(symbol, step.given):
-            return [f"if {seen} != {own}:", f"    {self.draft.fail(step)}"]
+            return [f"if {seen} != {own}:", *differ]
         if self.draft.first(step, symbol):
             return [f"{own} = {seen}"]
         self.draft.maybe.add(symbol)
-        return [f"if {own} is None:", f"    {own} = {seen}", f"elif {seen} != {own}:", f"    {self.draft.fail(step)}"]
+        return [f"if {own} is None:", f"    {own} = {seen}", f"elif {seen} != {own}:", *differ]
 
     def _like(self, step: Step, other: Path, value: str) -> Iterator[str]:
         aspects = ("dtype", "shape", "device")
@@ -237,7 +242,10 @@ class TypeWriter:
             setup, model, guarded = self._model(step, other)
             models = [f"{model}.{aspect}" for aspect in aspects]
             guard = f"{model} is not None and " if guarded else ""
-        unlike = " or ".join(f"{value}.{a} != {model}" for a, model in zip(aspects, models, strict=True))
+        unlike = " or ".join(
+            f"{value}.{a} != {model}" if a != "dtype" else _other_dtype(f"{value}.{a}", model)
+            for a, model in zip(aspects, models, strict=True)
+        )
         yield from setup
         yield f"if {guard}({unlike}):" if guard else f"if {unlike}:"
         yield f"    {self.draft.fail(step)}"
@@ -309,12 +317,12 @@ class TypeWriter:
             tests.append(f"{value}.dtype not in {self.draft.names.dtypes(fixed)}")
         for dtype in tensor.dtypes:
             if isinstance(dtype, DtypeSymbol):
-                tests.append(f"{value}.dtype != {writer.value(ast.Name(dtype.name))}")
+                tests.append(_other_dtype(f"{value}.dtype", writer.value(ast.Name(dtype.name))))
             elif isinstance(dtype, DtypeOf):
                 setup, model, guarded = self._model(step, dtype.path)
                 yield from setup
                 writer.hoisted += [model] if guarded else []
-                tests.append(f"{value}.dtype != {model}.dtype")
+                tests.append(_other_dtype(f"{value}.dtype", f"{model}.dtype"))
         yield from self.draft.judged(step, " and ".join(tests), writer)
 
     def _agree_device(self, step: Step, tensor: TensorType, value: str) -> Iterator[str]:
@@ -332,6 +340,11 @@ class TypeWriter:
                 writer.hoisted += [model] if guarded else []
                 tests.append(f"{value}.device != {model}.device")
         yield from self.draft.judged(step, " and ".join(tests), writer)
+
+
+def _other_dtype(seen: str, wanted: str) -> str:
+    """Whether a dtype is another one, also after autocast has cast it."""
+    return f"{seen} != {wanted} and _apart({seen}, {wanted})"
 
 
 def _unpacks(tensor: TensorType) -> bool:

@@ -58,6 +58,10 @@ class Dispatcher:
             self._warn(fresh)
         return None
 
+    def error(self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any]) -> GuardError:
+        """The error for the violations of one call; nothing is recorded."""
+        return _error(_dressed(guard, violations, arguments))
+
     def repeated(self, guard: Guard, rule_ids: list[str]) -> bool:
         """Whether all of these suspect rules have been warned about here before; counts them if so."""
         if not self._warned.get(guard, set()).issuperset(rule_ids):

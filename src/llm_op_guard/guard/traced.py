@@ -1,0 +1,129 @@
+"""What a check does while Dynamo traces it: it reads, changes nothing, and says what is broken.
+
+Where Dynamo may break the graph, a broken rule makes it do so, and the call is explained when the program runs. Where
+one whole graph is wanted there is no such time: the call is explained while it is traced, on the fake tensors that
+Dynamo has, and the error is both ours and one that Dynamo hands on as its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from llm_op_guard.errors import GuardError
+from llm_op_guard.guard.reading import NotApplicable, Snapshot
+
+# Gives the value of a local variable of the check; raises NotApplicable where Dynamo does not know it.
+Local = Callable[[str], Any]
+
+
+def comptime() -> Any:
+    """Dynamo's way to run plain Python while it traces; elsewhere what does nothing."""
+    module = sys.modules.get("torch._dynamo.comptime")
+    return _elsewhere if module is None else module.comptime
+
+
+def _elsewhere(function: Any) -> None:
+    del function
+
+
+def constant(function: Callable[[], bool]) -> Callable[[], bool]:
+    """The same function, which Dynamo calls while it traces and takes the answer of; without importing torch."""
+
+    def answer() -> bool:
+        return function()
+
+    answer._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return answer
+
+
+def may_break_graph() -> bool:
+    """Whether Dynamo is at work and a graph break is no error."""
+    convert = sys.modules.get("torch._dynamo.symbolic_convert")
+    if convert is None:
+        return False
+    try:
+        return not _wants_whole_graph(convert.InstructionTranslator.current_tx())
+    except Exception:  # it is not at work
+        return False
+
+
+def teller(error_of: Callable[[Local], GuardError | None]) -> Callable[[Any], None]:
+    """What `comptime` calls on a broken rule: fails the whole graph with the error, if there is one.
+
+    Without, Dynamo's error has the reason that stands at the function which it is about to refuse.
+    """
+
+    def tell(context: Any) -> None:
+        try:
+            translator = context._i_will_not_complain_if_bc_breaks_InstructionTranslator()
+            if not _wants_whole_graph(translator):
+                return
+            error = error_of(lambda name: _value(context.get_local(name), translator))
+            if error is None:
+                return
+            handed_on = _both(error)(error.message, error.violations)
+        except Exception:  # these parts of Dynamo are its own business and may change
+            return
+        raise handed_on
+
+    return tell
+
+
+_classes: dict[str, Any] = {}
+
+
+def _both(error: GuardError) -> Any:
+    """The class of an error, which Dynamo takes for its own; it wraps all others."""
+    ours = type(error)
+    if ours.__name__ not in _classes:
+        _classes[ours.__name__] = _made(ours, sys.modules["torch._dynamo.exc"].Unsupported)
+    return _classes[ours.__name__]
+
+
+def _made(ours: type[GuardError], dynamos: Any) -> Any:
+    def __init__(self: Any, message: str, violations: Any = ()) -> None:  # noqa: N807 - of the class below
+        dynamos.__init__(self, message)
+        ours.__init__(self, message, violations)
+
+    def __reduce__(self: Any) -> Any:  # noqa: N807 - another process may have no Dynamo
+        return ours, (self.message, self.violations)
+
+    body = {"__init__": __init__, "__reduce__": __reduce__, "__module__": ours.__module__, "__doc__": ours.__doc__}
+    return type(ours.__name__, (ours, dynamos), body)
+
+
+def _wants_whole_graph(translator: Any) -> bool:
+    return bool(translator.one_graph or getattr(translator, "error_on_graph_break", False))
+
+
+def _value(variable: Any, translator: Any) -> Any:
+    """What a variable of Dynamo stands for: tensors are fake, sizes may be symbols."""
+    tracker = variable._i_will_not_complain_if_bc_breaks_VariableTracker()
+    return _known(tracker, translator)
+
+
+def _known(tracker: Any, translator: Any) -> Any:
+    tracker = tracker.realize()
+    if tracker.is_python_constant():
+        return tracker.as_python_constant()
+    kind = tracker.python_type()
+    items = getattr(tracker, "items", None)
+    if isinstance(items, list | tuple):
+        found = [_known(item, translator) for item in items]
+        if kind is Snapshot:
+            return Snapshot(*found)
+        return found if kind is list else tuple(found)
+    if isinstance(items, dict) and kind is dict:
+        return {key.vt.as_python_constant(): _known(item, translator) for key, item in items.items()}
+    if hasattr(tracker, "module_key"):
+        return translator.output.get_submodule(tracker.module_key)
+    proxy = getattr(tracker, "proxy", None)
+    if proxy is not None:
+        return proxy.node.meta["example_value"]
+    if hasattr(tracker, "sym_num"):
+        return tracker.sym_num
+    if hasattr(tracker, "value"):
+        return tracker.value
+    raise NotApplicable
