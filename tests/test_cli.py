@@ -162,6 +162,19 @@ GOOD = "def f(x, y):\n    x: floating[B, D]\n    y: like(x)\n    require(D % 2 =
 BAD = "def f(x):\n    x: floting[B]\n"
 
 
+def test_contracts_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["contracts"]) == 0
+    listed = capsys.readouterr().out
+    assert re.search(r"^transformers/norm:rms_norm +8 +A +RMSNorm with one weight", listed, re.MULTILINE)
+    for name in ("rms_norm", "norm:rms_norm", "transformers/norm:rms_norm"):
+        assert main(["contracts", name]) == 0
+        shown = capsys.readouterr().out
+        assert "self.weight: floating[D] @ dev" in shown
+        assert re.search(r"^self.weight.shape +A +certain +the weight scales each column", shown, re.MULTILINE)
+    assert main(["contracts", "rms_nor"]) == 2
+    assert "did you mean 'rms_norm'?" in capsys.readouterr().err
+
+
 def test_check_counts(tmp_path: Path) -> None:
     good = program(tmp_path, GOOD, "good.contract")
     done = command("check", good)

@@ -33,6 +33,7 @@ STAGES = [
     "demo",
     "doctor",
     "checking",
+    "catalogue",
     "run",
     "startup",
     "cli",

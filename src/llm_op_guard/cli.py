@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from llm_op_guard import __version__, checking, demo, doctor, run
+from llm_op_guard import __version__, catalogue, checking, demo, doctor, run
 from llm_op_guard.errors import LlmOpGuardError
 from llm_op_guard.policy import OFF, Policy, current
 from llm_op_guard.report import digest
@@ -83,6 +83,10 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("files", metavar="FILE", nargs="+")
     command.set_defaults(command=_check)
 
+    command = commands.add_parser("contracts", help="the shipped contracts, or one with its rules and reasons")
+    command.add_argument("name", metavar="NAME", nargs="?", help="an operator, or a contract as it is listed")
+    command.set_defaults(command=_contracts)
+
     command = commands.add_parser("report", help="what the files of `run --record` and LLM_OP_GUARD_RECORD say")
     command.add_argument("--json", dest="as_json", action="store_true", help="as JSON, for programs")
     command.add_argument("files", metavar="FILE", nargs="+", help="with its rotated ones: guards.jsonl*")
@@ -116,6 +120,10 @@ def _doctor(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     wrong, unreadable = checking.main(Terminal(sys.stdout), Terminal(sys.stderr), arguments.files)
     return MISUSED if unreadable else FAILED if wrong else OK
+
+
+def _contracts(arguments: argparse.Namespace) -> int:
+    return OK if catalogue.main(Terminal(sys.stdout), Terminal(sys.stderr), arguments.name) else MISUSED
 
 
 def _report(arguments: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ import ast
 import inspect
 import re
 import textwrap
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path as FilePath
 from typing import Any
@@ -163,7 +164,11 @@ def _syntax(source: Source) -> list[ast.stmt]:
     if len(source.text) > MAX_CHARACTERS:
         raise source.error(f"the text has {len(source.text)} characters; at most {MAX_CHARACTERS} are read")
     try:
-        module = ast.parse(source.text)
+        with warnings.catch_warnings():
+            # Python warns of odd backslashes in texts; what is wrong with a contract is said by a ContractError.
+            warnings.simplefilter("ignore", SyntaxWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            module = ast.parse(source.text)
     except SyntaxError as error:
         offset = len((error.text or "")[: max((error.offset or 1) - 1, 0)].encode())
         raise source.error_at(f"not Python syntax: {error.msg}", error.lineno or 1, offset) from None

@@ -33,3 +33,12 @@ def render_groups(groups: Sequence[Group], terminal: Terminal, style: str) -> st
         shown = textwrap.wrap(", ".join(group.places), _WIDTH, break_long_words=False, break_on_hyphens=False)
         lines += [f"    {line}" for line in shown]
     return "\n".join(lines)
+
+
+def render_table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows in columns; the last column is as long as it is."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    return "\n".join(
+        "  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        for row in rows
+    )
