@@ -163,6 +163,8 @@ BAD = "def f(x):\n    x: floting[B]\n"
 
 
 def test_contracts_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    from llm_op_guard.cli import main
+
     assert main(["contracts"]) == 0
     listed = capsys.readouterr().out
     assert re.search(r"^transformers/norm:rms_norm +8 +A +RMSNorm with one weight", listed, re.MULTILINE)

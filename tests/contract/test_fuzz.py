@@ -20,8 +20,8 @@ SHIPPED = [
     if file.name.endswith(".contract")
 ]
 WORDS = [
-    "def f(x):\n    ", "x", "y", ":", " ", "\n", "\n    ", "int64", "floating", "[", "]", "(", ")", "B", "L", "*", "...",
-    "_", "|", "@", "dev", "=", "why(", "require(", "ensure(", "like(", "returns", "if ", "else:", "for ", " in ", "all(",
+    "def f(x):\n  ", "x", "y", ":", " ", "\n", "\n    ", "int64", "floating", "[", "]", "(", ")", "B", "L", "*", "...",
+    "_", "|", "@", "dev", "=", "why(", "require(", "ensure(", "like(", "returns", "if ", "else:", "for ", "all(",
     ",", ".", "shape", "not ", "and ", "or ", "is None", "1", "-1", "1e400", "0x" + "f" * 40, "'", '"', "f'{x}'",
     "within(x, 0, B)", "//", "/", "%", "**", "lambda: 0", "{", "}", "\\", "#", "\t", "\r", "\x00", "\ud800", "é",
     "\u200b", "await x", "yield", "x := 1",
