@@ -273,3 +273,17 @@ def test_only_the_classes_asked_for_are_judged() -> None:
     x = torch.tensor([float("inf")])
     assert [v.cost_class for v in explain(contract, {"n": 2, "x": x})] == ["A", "B"]
     assert [v.cost_class for v in explain(contract, {"n": 2, "x": x}, classes=("A",))] == ["A"]
+
+
+def test_every_operand_of_a_broken_or_is_shown() -> None:
+    assert said("require(k == 0 or 1 <= k <= n, id='top_k')", k=9, n=5) == [
+        ("top_k", "k = 9, n = 5", "k == 0 or 1 <= k <= n")
+    ]
+
+
+def test_value_functions_over_a_part_of_a_tensor_are_explained() -> None:
+    mask = torch.tensor([[0, 1], [1, 1]])
+    for rule in ("all_true(m[:, 0])", "equal(m[:, :1], m[:, 1:])", "any_per_row(m[:1, :1])"):
+        found = broken(f"require({rule}, id='r')", m=mask)
+        assert [v.rule_id for v in found] in (["r"], [])
+    assert [v.rule_id for v in broken("require(all_true(m[:, 0]), id='r')", m=mask)] == ["r"]

@@ -133,3 +133,29 @@ def test_keys_of_dictionaries_are_not_printed() -> None:
         operator("x", {"secret user text": torch.ones(2), Loud(): torch.ones(3)})
     assert "secret" not in str(caught.value)
     assert [t.name for t in caught.value.violations[0].tensors] == ["d[item 0]", "d[item 1]"]
+
+
+def test_a_parameter_called_result_is_not_what_was_returned() -> None:
+    @og.guard("x: floating[B]\nreturns: floating[B]")
+    def operator(x: Any, result: Any = None) -> Any:
+        return x if result is None else result
+
+    x = torch.ones(3)
+    assert operator(x) is x
+    with pytest.raises(og.GuardError, match=r"result\.shape\[0\] = 4, expected B = 3"):
+        operator(x, torch.ones(4))
+
+
+def test_attributes_of_classes_are_read() -> None:
+    class Base:
+        heads = 4
+
+    class Attention(Base):
+        @classmethod
+        @og.guard("require(width % cls.heads == 0, id='whole_heads')")
+        def make(cls, width: int) -> int:
+            return width
+
+    assert Attention.make(8) == 8
+    with pytest.raises(og.GuardError, match="whole_heads"):
+        Attention.make(6)

@@ -240,6 +240,14 @@ def _check_tensor(function: str, node: ast.expr, source: Source) -> None:
             check_expression(node, source)
 
 
+def tensor_arguments(call: ast.Call) -> list[ast.expr]:
+    """The arguments of a function of the language that it takes as tensors."""
+    assert isinstance(call.func, ast.Name)
+    kinds = FUNCTIONS[call.func.id].arguments
+    given = [a for i, a in enumerate(call.args) if kinds[min(i, len(kinds) - 1)][1] == "tensor"]
+    return given + [k.value for k in call.keywords if dict(kinds).get(str(k.arg)) == "tensor"]
+
+
 def _check_slice(node: ast.expr, source: Source) -> None:
     parts = [node.lower, node.upper, node.step] if isinstance(node, ast.Slice) else [node]
     for part in parts:

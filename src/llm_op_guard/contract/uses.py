@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from llm_op_guard.contract.expressions import names_in
+from llm_op_guard.contract.expressions import names_in, suggestion
 from llm_op_guard.contract.model import (
     Assign,
     Clause,
@@ -19,7 +19,7 @@ from llm_op_guard.contract.model import (
     ScalarType,
     TensorType,
 )
-from llm_op_guard.contract.vocabulary import FUNCTIONS
+from llm_op_guard.contract.vocabulary import FUNCTIONS, TENSOR_ATTRIBUTES
 
 
 def check_uses(clause: Clause, contract: Contract) -> None:
@@ -52,6 +52,15 @@ def _check(expr: Expr, contract: Contract) -> None:
                 for side in (left, right):
                     if isinstance(side, ast.Constant) and not isinstance(side.value, int | float):
                         raise contract.source.error("arithmetic is for numbers", side)
+            case ast.Attribute(value=ast.Name(id=name), attr=attr) if kinds.get(name) == "tensor":
+                if attr not in TENSOR_ATTRIBUTES:
+                    known = ", ".join(TENSOR_ATTRIBUTES)
+                    hint = suggestion(attr, TENSOR_ATTRIBUTES) or f"; what can be read from a tensor: {known}"
+                    raise contract.source.error(f"{attr!r} is not read from a tensor{hint}", node)
+            case ast.Attribute(value=ast.Attribute(value=ast.Name(id=name), attr="device" | "dtype" | "shape")) if (
+                kinds.get(name) == "tensor"
+            ):
+                raise contract.source.error(f"{node.attr!r} is not read from that", node)
             case ast.Call(func=ast.Name(id=function), args=arguments) if function in FUNCTIONS:
                 _check_arguments(function, arguments, kinds, contract)
 
@@ -62,6 +71,8 @@ def _check_arguments(function: str, arguments: list[ast.expr], kinds: dict[str, 
         kind = declared[min(index, len(declared) - 1)][1]
         if kind == "tensor" and isinstance(argument, ast.Name) and kinds.get(argument.id) == "number":
             raise contract.source.error(f"{function} takes a tensor; {argument.id} is a number", argument)
+        if kind == "sequence" and isinstance(argument, ast.Name) and kinds.get(argument.id) == "tensor":
+            raise contract.source.error(f"{function} takes a sequence: {argument.id}.shape", argument)
         if kind in ("int", "number") and isinstance(argument, ast.Constant) and isinstance(argument.value, str):
             raise contract.source.error(f"{function} takes a number here", argument)
 

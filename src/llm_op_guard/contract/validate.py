@@ -6,7 +6,7 @@ import ast
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 
-from llm_op_guard.contract.expressions import LOOPS, calls_in, names_in, suggestion
+from llm_op_guard.contract.expressions import LOOPS, calls_in, names_in, suggestion, tensor_arguments
 from llm_op_guard.contract.loops import unrolled
 from llm_op_guard.contract.model import (
     Alternative,
@@ -176,8 +176,8 @@ def _check_indices(expr: Expr, contract: Contract) -> None:
     tensors = {
         id(part)
         for call in ast.walk(expr.node)
-        if isinstance(call, ast.Call)
-        for argument in (*call.args, *(keyword.value for keyword in call.keywords))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in FUNCTIONS
+        for argument in tensor_arguments(call)
         for part in ast.walk(argument)
     }
     for node in ast.walk(expr.node):

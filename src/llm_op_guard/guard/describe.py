@@ -23,7 +23,14 @@ def describe_rule(rule: Expr, values: Values) -> tuple[str, str, str | None]:
         return _operands(node.args, values), ast.unparse(node), None
     if isinstance(node, ast.Compare):
         return _operands([node.left, *node.comparators], values), ast.unparse(node), None
+    if isinstance(node, ast.BoolOp):  # of an `or`, every part is false
+        sides = [side for part in node.values for side in _sides(part)]
+        return _operands(sides, values), ast.unparse(node), None
     return _operands([node], values), rule.text, None
+
+
+def _sides(node: ast.expr) -> list[ast.expr]:
+    return [node.left, *node.comparators] if isinstance(node, ast.Compare) else [node]
 
 
 def _first_false(node: ast.expr, values: Values) -> ast.expr:

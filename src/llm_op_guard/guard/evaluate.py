@@ -110,6 +110,8 @@ class Values:
                 return looked_up(self.constants[name], self._value(key))
             case ast.Subscript(value=owner, slice=key) if path_of(node) is not None:
                 return item(self.raw(owner), self._value(key))
+            case ast.Subscript():
+                return self.tensor(node)
         return self._value(node)
 
     def tensor(self, node: ast.expr) -> Any:

@@ -122,7 +122,8 @@ def plan_check(contract: Contract, classes: Iterable[CostClass], *, after_call: 
         *(name for step in before for name in _parameters_of(step)),
         *(name for step in after for name in _parameters_of(step)),
     }
-    parameters = tuple(name for name in contract.parameters if name in used)
+    # A parameter may be called result; what the contract calls so is what was returned.
+    parameters = tuple(name for name in contract.parameters if name in used and name != "result")
     steps = _ordered(after if after_call else before, contract, set(known) if after_call else set())
     # After the call all arguments are at hand again, so that explain can say where a symbol got its value.
     return Plan(

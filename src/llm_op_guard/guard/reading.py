@@ -143,7 +143,7 @@ def optional_attribute(owner: Any, name: str) -> Any:
                 entries = own.get(table)
                 if type(entries) is dict and name in entries:
                     return entries[name]
-    for cls in type(owner).__mro__:
+    for cls in owner.__mro__ if is_a(owner, type) else type(owner).__mro__:
         if name in cls.__dict__:
             value = cls.__dict__[name]
             if isinstance(value, MemberDescriptorType) or type(value).__name__ == "_tuplegetter":
