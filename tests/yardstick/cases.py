@@ -11,9 +11,9 @@ from typing import Any
 
 import operators as ops
 import torch
+import torch.nn.functional as F  # noqa: N812
 import transformers
 from torch import nn
-from torch.nn import functional as F
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.models.bert.modeling_bert import BertEmbeddings
 from transformers.models.gpt2.modeling_gpt2 import GPT2Model
@@ -163,9 +163,11 @@ ATTENTION = [
 # ---------------------------------------------------------------- parallel layouts
 
 DISTRIBUTED = [
-    Case("dst-08", ops.split_kv, "kv_heads_split", "A", call(rand(4, 6, 512), 4, 128, 8), call(rand(4, 6, 512), 4, 128, 4),
+    Case("dst-08", ops.split_kv, "kv_heads_split", "A", call(rand(4, 6, 512), 4, 128, 8),
+         call(rand(4, 6, 512), 4, 128, 4),
          RuntimeError),
-    Case("dst-09", ops.split_heads, "heads_split", "A", call(rand(64, 2), 64, 3), call(rand(64, 2), 64, 4), RuntimeError),
+    Case("dst-09", ops.split_heads, "heads_split", "A", call(rand(64, 2), 64, 3),
+         call(rand(64, 2), 64, 4), RuntimeError),
     Case("dst-10", ops.split_sequence, "sequence_splits", "A", call(torch.zeros(36), 2, 4), call(torch.zeros(40), 2, 4),
          RuntimeError),
     Case("dst-12", ops.aux_loss, "same_tokens", "A", call(torch.ones(4, 2), torch.ones(16), tp=4),
@@ -200,7 +202,8 @@ EMBEDDING = [
          call(placeholder_table(32), ids(1, 32, 2)), call(placeholder_table(32), ids(1, 2)), IndexError),
     Case("emb-06", ops.sample, "sampled_is_a_token", "B", call(F.one_hot(ids(155), 160).float(), 150),
          call(F.one_hot(ids(149), 160).float(), 150), lambda token: bool(token >= 150), blames="operator"),
-    Case("emb-07", F.cross_entropy, "labels_are_classes", "B", call(LABELS, ids(1, -1, 2)), call(LABELS, ids(1, -100, 2)),
+    Case("emb-07", F.cross_entropy, "labels_are_classes", "B", call(LABELS, ids(1, -1, 2)),
+         call(LABELS, ids(1, -100, 2)),
          IndexError),
 ]  # fmt: skip
 
@@ -258,7 +261,7 @@ LORA = [
     Case("lora-10", ops.load_head, "same_vocabulary", "A",
          call({"lm_head.weight": rand(60, 4)}, {"lm_head.weight": rand(64, 4)}),
          call({"lm_head.weight": rand(64, 4)}, {"lm_head.weight": rand(64, 4)}), RuntimeError),
-    Case("lora-11", nn.Linear.forward, "self.weight.device", "A", call(nn.Linear(4, 2, device="meta"), rand(3, 4)),
+    Case("lora-11", nn.Linear.forward, "input.device", "A", call(nn.Linear(4, 2, device="meta"), rand(3, 4)),
          call(nn.Linear(4, 2), rand(3, 4)), RuntimeError),
     Case("lora-12", ops.lora_logits, "vocabulary_size", "A", call(31999), call(32000), ValueError),
 ]  # fmt: skip
@@ -359,7 +362,8 @@ def short_row_is_wrong(output: Any) -> bool:
 def off_by_positions(positions: list[int]) -> Call:
     """How far the result is from that of a kernel that reads the positions."""
     wanted = TABLE[torch.tensor(positions)]
-    return lambda operator: (operator(torch.ones(1, 3, 4), TABLE, torch.tensor([positions])) - wanted).abs().max().item()
+    return lambda operator: (operator(torch.ones(1, 3, 4), TABLE,
+    torch.tensor([positions])) - wanted).abs().max().item()
 
 
 def generate(input_ids: torch.Tensor, mask: torch.Tensor) -> Call:
@@ -403,7 +407,8 @@ PAIRS = [("q", "a"), ("q", "b")]
 RETRIEVAL = [
     Case("q-01", ops.shard_scales, "whole_blocks", "A", call(rand(4, 4), 512, 128, 8), call(rand(4, 4), 512, 128, 4),
          ValueError),
-    Case("rag-01", ops.search_index, "index.shape", "A", call(rand(1536), rand(10, 384)), call(rand(384), rand(10, 384)),
+    Case("rag-01", ops.search_index, "index.shape", "A", call(rand(1536), rand(10, 384)),
+         call(rand(384), rand(10, 384)),
          RuntimeError),
     Case("rag-03", ops.cls_pool, "first_is_a_token", "B", call(HIDDEN, torch.tensor([[0, 1, 1]])),
          call(HIDDEN.flip(1), torch.tensor([[1, 1, 0]])), lambda sentence: bool((sentence == 0).all())),
@@ -424,7 +429,8 @@ LOGITS = rand(1, 50)
 BANNED = torch.tensor([[25.0, -100.0, 25.0]]).half()
 
 SAMPLING = [
-    Case("smp-02", ops.ban_stops, "stop_ids_in_vocabulary", "B", call(LOGITS, [2, 50]), call(LOGITS, [2, 49]), IndexError),
+    Case("smp-02", ops.ban_stops, "stop_ids_in_vocabulary", "B", call(LOGITS, [2, 50]),
+         call(LOGITS, [2, 49]), IndexError),
     Case("smp-03", ops.top_k, "top_k", "A", call(LOGITS, 51), call(LOGITS, 0), RuntimeError),
     Case("smp-04", ops.top_logprobs, "top_logprobs", "A", call(LOGITS, 1000000), call(LOGITS, 20), RuntimeError),
     Case("smp-06", ops.draw, "temperature_overflow", "B", call(BANNED, 3e-4), call(BANNED, 3e-2), RuntimeError),
@@ -453,9 +459,11 @@ GROUPS = {
 UNSAID = [
     Unsaid("dst-01", "a rank sees its own call only", "rules across ranks: `agree(…)` over a fingerprint of the call"),
     Unsaid("dst-02", "a rank sees its own call only", "rules across ranks that know the order of collectives"),
-    Unsaid("dst-06", "whether a value is the same on all ranks is not in the call", "rules across ranks: `agree(value)`"),
+    Unsaid("dst-06", "whether a value is the same on all ranks is not in the call",
+    "rules across ranks: `agree(value)`"),
     Unsaid(
-        "dst-07", "the rank that should have called does not call", "rules across ranks, and a time limit for the others"
+        "dst-07", "the rank that should have called does not call", "rules across ranks,
+        and a time limit for the others"
     ),
     Unsaid(
         "kv-12",

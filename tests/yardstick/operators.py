@@ -5,13 +5,14 @@ has it, with its mistake in reach, and no check of its own.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 import transformers
-from torch.nn import functional as F
 from transformers.cache_utils import StaticCache
 
 Tensor = torch.Tensor
@@ -72,7 +73,7 @@ def split_sequence(tokens: Tensor, cp: int, tp: int) -> Tensor:
     return tokens.view(cp, 2, -1).view(cp, tp, -1)
 
 
-def aux_loss(routing_map: Tensor, padding_mask: Tensor, tp: int = 1) -> Tensor:  # noqa: ARG001
+def aux_loss(routing_map: Tensor, padding_mask: Tensor, tp: int = 1) -> Tensor:
     return routing_map * padding_mask[:, None]
 
 
@@ -88,7 +89,7 @@ def embed_with_placeholders(self: Any, input_ids: Tensor) -> Tensor:
     return F.embedding(input_ids, self.weight)
 
 
-def sample(logits: Tensor, tokenizer_size: int) -> Tensor:  # noqa: ARG001
+def sample(logits: Tensor, tokenizer_size: int) -> Tensor:
     return logits.argmax(-1)
 
 
@@ -111,9 +112,9 @@ class Planned:
         return out
 
 
-def pages_of(kv_indptr: Tensor, kv_indices: Tensor, num_pages: int) -> list[Tensor]:  # noqa: ARG001
+def pages_of(kv_indptr: Tensor, kv_indices: Tensor, num_pages: int) -> list[Tensor]:
     beyond = torch.cat([kv_indices, torch.full((8,), -12345, dtype=kv_indices.dtype)])  # what lies behind the buffer
-    return [beyond[a:b] for a, b in zip(kv_indptr[:-1], kv_indptr[1:], strict=True)]
+    return [beyond[a:b] for a, b in itertools.pairwise(kv_indptr)]
 
 
 def admit(prompt_len: int, max_new_tokens: int, block_size: int, total_blocks: int) -> int:
@@ -244,7 +245,7 @@ def rotate_pairs(x: Tensor, freqs: Tensor) -> int:
     return max(0, 2 * freqs.numel() - x.shape[-1])
 
 
-def rotate_from_zero(q: Tensor, cos: Tensor, position_ids: Tensor) -> Tensor:  # noqa: ARG001
+def rotate_from_zero(q: Tensor, cos: Tensor, position_ids: Tensor) -> Tensor:
     return q * cos[: q.shape[1]]
 
 
@@ -287,11 +288,11 @@ def search_index(query: Tensor, index: Tensor) -> Tensor:
     return index @ query
 
 
-def cls_pool(hidden: Tensor, attention_mask: Tensor) -> Tensor:  # noqa: ARG001
+def cls_pool(hidden: Tensor, attention_mask: Tensor) -> Tensor:
     return hidden[:, 0]
 
 
-def mean_pool(input_ids: Tensor, attention_mask: Tensor, pad_id: int) -> Tensor:  # noqa: ARG001
+def mean_pool(input_ids: Tensor, attention_mask: Tensor, pad_id: int) -> Tensor:
     weight = attention_mask.float()
     return (input_ids.float() * weight).sum(-1) / weight.sum(-1)
 
