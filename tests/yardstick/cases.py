@@ -362,8 +362,9 @@ def short_row_is_wrong(output: Any) -> bool:
 def off_by_positions(positions: list[int]) -> Call:
     """How far the result is from that of a kernel that reads the positions."""
     wanted = TABLE[torch.tensor(positions)]
-    return lambda operator: (operator(torch.ones(1, 3, 4), TABLE,
-    torch.tensor([positions])) - wanted).abs().max().item()
+    return lambda operator: (
+        (operator(torch.ones(1, 3, 4), TABLE, torch.tensor([positions])) - wanted).abs().max().item()
+    )
 
 
 def generate(input_ids: torch.Tensor, mask: torch.Tensor) -> Call:
@@ -459,11 +460,11 @@ GROUPS = {
 UNSAID = [
     Unsaid("dst-01", "a rank sees its own call only", "rules across ranks: `agree(…)` over a fingerprint of the call"),
     Unsaid("dst-02", "a rank sees its own call only", "rules across ranks that know the order of collectives"),
-    Unsaid("dst-06", "whether a value is the same on all ranks is not in the call",
-    "rules across ranks: `agree(value)`"),
+    Unsaid("dst-06", "whether a value is the same on all ranks is not in the call", "rules across ranks: `agree(…)`"),
     Unsaid(
-        "dst-07", "the rank that should have called does not call", "rules across ranks,
-        and a time limit for the others"
+        "dst-07",
+        "the rank that should have called does not call",
+        "rules across ranks, and a time limit for the others",
     ),
     Unsaid(
         "kv-12",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import json
 import sys
 import warnings
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 import llm_op_guard as og
+from llm_op_guard.contract.parse import parse_stubs
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -31,10 +34,28 @@ def contract_of(report: str) -> og.Contract:
     return CONTRACTS[GROUP_OF[report]][report.replace("-", "_")]
 
 
-def judged(case: Case, call: Any) -> tuple[list[og.Violation], list[str], Any]:
+@functools.cache
+def turned_round(group: str) -> dict[str, og.Contract]:
+    """The contracts of a file, each named rule that a case is about with its condition denied."""
+
+    class Deny(ast.NodeTransformer):
+        def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+            wanted = CASES[node.name.replace("_", "-")].rule
+            for call in ast.walk(node):
+                if isinstance(call, ast.Call) and any(
+                    keyword.arg == "id" and ast.literal_eval(keyword.value) == wanted for keyword in call.keywords
+                ):
+                    call.args[0] = ast.UnaryOp(ast.Not(), call.args[0])
+            return node
+
+    tree = Deny().visit(ast.parse((HERE / f"{group}.contract").read_text("utf-8")))
+    return parse_stubs(ast.unparse(ast.fix_missing_locations(tree)))
+
+
+def judged(case: Case, call: Any, contract: og.Contract | None = None) -> tuple[list[og.Violation], list[str], Any]:
     """What a guarded call is told: violations, warnings, and its result (None where it was rejected)."""
     og.record.clear()
-    guarded = og.guard(contract_of(case.report))(case.operator)
+    guarded = og.guard(contract or contract_of(case.report))(case.operator)
     result = None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -75,6 +96,14 @@ def test_the_mistake_is_real(report: str) -> None:
     else:
         assert case.symptom(case.broken(case.operator))
         assert not case.symptom(near)
+
+
+@pytest.mark.parametrize("report", [case.report for case in CASES.values() if case.rule.isidentifier()])
+def test_the_near_call_is_judged_by_that_rule(report: str) -> None:
+    """It is accepted because the rule holds, not because the rule does not apply."""
+    case = CASES[report]
+    violations, _, _ = judged(case, case.near, turned_round(GROUP_OF[report])[report.replace("-", "_")])
+    assert case.rule in [violation.rule_id for violation in violations]
 
 
 def test_every_report_is_said_or_listed() -> None:
