@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 import transformers
 from torch import nn
-from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer, StaticCache
 from transformers.models.bert.modeling_bert import BertEmbeddings
 from transformers.models.gpt2.modeling_gpt2 import GPT2Model
 from transformers.models.llama.modeling_llama import eager_attention_forward
@@ -443,6 +443,49 @@ SAMPLING = [
     Case("spc-02", ops.draft_inputs, "hidden_states.shape", "A", call(torch.zeros(8, 2), torch.zeros(6, 2)),
          call(torch.zeros(8, 2), torch.zeros(8, 2)), RuntimeError),
 ]  # fmt: skip
+
+# ---------------------------------------------------------------- legal, though it looks odd
+
+
+def with_static_cache(operator: Callable[..., Any]) -> Any:
+    model = gpt2()
+    cache = StaticCache(model.config, max_cache_len=16)
+    model(torch.full((1, 4), 3), cache=cache, use_cache=True)
+    return operator(model, torch.full((1, 3), 3), cache=cache)
+
+
+def without_ids(embeddings: Callable[[], Any]) -> Call:
+    return lambda operator: operator(embeddings(), inputs_embeds=rand(1, 4, 16))
+
+
+LEGAL: list[tuple[str, Call]] = [
+    ("att-01", call(Q, K[:, :1], V[:, :1], torch.ones(1, 4).bool())),
+    ("att-02", call(Q, K, V)),
+    ("att-02", call(Q, K, V, KEEP)),
+    ("att-04", call(Q, K, V, torch.zeros(3, 4))),
+    ("att-09", call(LLAMA, Q, K, V, None, scaling=1.0)),
+    ("att-09", call(LLAMA, Q, K, V, torch.zeros(4), scaling=1.0)),
+    ("att-16", call(Q, K[:, :1], V[:, :1, :, :4])),
+    ("att-18", attend(torch.zeros(3, 3))),
+    ("emb-01", call(ids(1, 2, dtype=I32), torch.ones(4, 2, dtype=torch.int64))),
+    ("emb-01", call(torch.zeros(0, 3, dtype=torch.int64), rand(4, 2))),
+    ("emb-07", call(LABELS, ids(1, 4, 2, dtype=torch.uint8))),
+    ("emb-07", call(LABELS, LABELS.softmax(-1))),
+    ("emb-07", call(LABELS[0], torch.tensor(4))),
+    ("emb-07", call(rand(2, 5, 3), torch.full((2, 3), 4))),
+    ("emb-07", call(LABELS, ids(1, -1, 2), ignore_index=-1)),
+    ("kv-10", lambda operator: operator(DynamicLayer(), rand(1, 2, 1, 4), rand(1, 2, 1, 8))),
+    ("moe-06", call(ids(0, 4), -1)),
+    ("nrm-05", call(torch.full((2, 8), math.nan), ONES8)),
+    ("num-01", call(torch.full((1, 4), math.inf), torch.ones(1, 4))),
+    ("pos-01", lambda operator: operator(roberta(), torch.tensor([[5] * 14 + [1] * 6]))),
+    ("pos-01", without_ids(roberta)),
+    ("pos-02", without_ids(bert)),
+    ("pos-11", with_static_cache),
+    ("pos-11", without_ids(gpt2)),
+    ("smp-06", call(torch.tensor([[25.0, -math.inf, 1.0]]).half(), 3e-2)),
+    ("smp-06", call(BANNED, 0.0)),
+]
 
 GROUPS = {
     "attention": ATTENTION,

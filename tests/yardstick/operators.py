@@ -251,14 +251,20 @@ def rotate_from_zero(q: Tensor, cos: Tensor, position_ids: Tensor) -> Tensor:
 
 def gpt2_forward(
     self: Any,
-    input_ids: Tensor,
+    input_ids: Tensor | None = None,
     attention_mask: Tensor | None = None,
     position_ids: Tensor | None = None,
     cache: Any = None,
+    inputs_embeds: Tensor | None = None,
 ) -> Any:
     """The real one, whose decorators hide its parameters."""
     return transformers.GPT2Model.forward(
-        self, input_ids, attention_mask=attention_mask, position_ids=position_ids, cache=cache
+        self,
+        input_ids,
+        attention_mask=attention_mask,
+        position_ids=position_ids,
+        cache=cache,
+        inputs_embeds=inputs_embeds,
     )
 
 

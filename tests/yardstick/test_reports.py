@@ -21,7 +21,7 @@ pytest.importorskip("transformers")
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from cases import GROUPS, UNSAID, Case  # noqa: E402
+from cases import GROUPS, LEGAL, UNSAID, Case  # noqa: E402
 
 PAGE = HERE.parents[1] / "docs" / "what-contracts-cannot-say.md"
 REPORTS = {report["id"]: report for report in map(json.loads, (HERE / "reports.jsonl").read_text("utf-8").splitlines())}
@@ -104,6 +104,13 @@ def test_the_near_call_is_judged_by_that_rule(report: str) -> None:
     case = CASES[report]
     violations, _, _ = judged(case, case.near, turned_round(GROUP_OF[report])[report.replace("-", "_")])
     assert case.rule in [violation.rule_id for violation in violations]
+
+
+@pytest.mark.parametrize(("report", "call"), LEGAL, ids=[report for report, _ in LEGAL])
+def test_what_is_legal_is_accepted(report: str, call: Any) -> None:
+    violations, told, result = judged(CASES[report], call)
+    assert (violations, told) == ([], [])
+    assert result is not None
 
 
 def test_every_report_is_said_or_listed() -> None:
