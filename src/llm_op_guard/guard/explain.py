@@ -377,7 +377,7 @@ class _Explanation:
                 )
 
     def _argument_of(self, expr: Expr) -> str | None:
-        """What to look at first: a path that the rule reads, else where its first symbol was seen."""
+        """What to look at first: a tensor that the rule reads, another argument, or where its first symbol was seen."""
         reads = reads_of(expr.node, self.contract)
         for read in reads:
             try:
@@ -385,11 +385,14 @@ class _Explanation:
                     return str(read.path)
             except INAPPLICABLE:
                 continue
+        # An argument that stands in the rule itself is nearer than one that only told a symbol.
+        if reads:
+            return str(reads[0].path)
         for name in names_in(expr.node):
             for observation in self.bindings.observations:
                 if observation.symbol == name:
                     return observation.path
-        return next((str(read.path) for read in reads), None)
+        return None
 
     # ------------------------------------------------------------ reporting
 
