@@ -185,7 +185,7 @@ def _entries(path: Path) -> list[tuple[str, Any]]:
         return []
     try:
         table: Any = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise PolicyError(f"{path}: {error}") from None
     for key in TABLE.split("."):
         table = table.get(key, {}) if isinstance(table, dict) else {}

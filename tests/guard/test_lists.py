@@ -95,3 +95,16 @@ def test_compiled_callers_are_left_alone() -> None:
 def test_lists_that_are_refused(body: str, problem: str) -> None:
     with pytest.raises(og.ContractError, match=problem):
         parse_body(body, "operator", ("xs",))
+
+
+def test_odd_tensors_in_lists_are_left_alone(no_alarm: None) -> None:
+    def same(x: Any, y: Any = None) -> Any:
+        return x
+
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    assert og.guard("x: list[floating[A]]")(same)([nested])[0] is nested
+    lazy = torch.nn.UninitializedParameter()
+    assert og.guard("y: list[int]\nx: floating[A]")(same)(lazy, [1]) is lazy
+    assert len(og.guard("y: list[int]\nrequire(3 in x)")(same)([t(2, 3)] * 2, [1])) == 2
+    sparse = t(2, 3).to_sparse()
+    assert og.guard("y: list[int]\nrequire(finite(x[:, :1]))")(same)(sparse, [1]) is sparse

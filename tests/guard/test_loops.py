@@ -94,6 +94,15 @@ def test_promises_about_every_item() -> None:
         ("for finite in q:\n    require(finite)", "a loop gives names"),
         ("for x in q:\n    require(x > 0)\nelse:\n    require(k)", "not a statement of the language"),
         ("require(all(q))", "written as all"),
+        (
+            "for a in (q, k):\n    require(all(a > q for q in k))",
+            "'q' is the name of a loop within and of something else",
+        ),
+        ("require(all(all(a > q for q in k) for a in (q, k)))", "'q' is the name of a loop within"),
+        ("for v in (*q, k):\n    require(v > 0)", "written one by one"),
+        ("for a, a in q:\n    require(a > 0)", "a loop gives each name once"),
+        (f"for v in ({'q, ' * 200}):\n    require(v > 0)", "the loop stands for too much"),
+        (f"require(sum(v for v in ({'q, ' * 2000})) > 0)", "the loop stands for too much"),
         ("require(all(x for x in q for y in k))", "written as all"),
         ("require(all(z > 0 for x in q))", "unknown name 'z'"),
         ("require([x for x in q])", "comprehensions are not in the language"),
@@ -102,3 +111,23 @@ def test_promises_about_every_item() -> None:
 def test_loops_that_are_refused(body: str, problem: str) -> None:
     with pytest.raises(og.ContractError, match=problem):
         parse_body(body, "operator", ("q", "k"))
+
+
+def test_nested_loops_that_stand_for_too_much_are_refused_at_once() -> None:
+    for depth in (11, 16):
+        text = "".join(" " * i + f"for v{i} in (q, k):\n" for i in range(depth)) + " " * depth + "require(v0 < 10)"
+        with pytest.raises(og.ContractError, match="the loop stands for too much"):
+            parse_body(text, "operator", ("q", "k"))
+    total = "q"
+    for i in range(12):
+        total = f"sum({total} for v{i} in (1, 2, 3))"
+    with pytest.raises(og.ContractError, match="the loop stands for too much"):
+        parse_body(f"require({total} > 0)", "operator", ("q",))
+
+
+def test_odd_items_do_not_apply() -> None:
+    tensors = [torch.ones(2, 3), torch.ones(2, 3)]
+    assert said("for v in x:\n    require(v in y)", x=(1,), y=tensors) == []
+    assert said("require(all(finite(v[:1]) for v in x))", x=[torch.ones(2, 3).to_sparse_csr()]) == []
+    for rule in ("finite(x[::-1])", "finite(x[::n])", "finite(x[n, :])", "max(y) == 1"):
+        assert said(f"require({rule})", x=torch.ones(2, 3), n=2**70 if "[n" in rule else 0, y=tensors) == []

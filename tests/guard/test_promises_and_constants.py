@@ -117,3 +117,13 @@ def test_constants_are_not_assigned_and_nothing_else_is_looked_into() -> None:
         parse_stubs("LIMIT = 3\ndef f(x):\n    LIMIT = x\n    require(LIMIT > 1)\n")
     with pytest.raises(og.ContractError, match="an index is an integer or a text"):
         parse_stubs("def f(x, i):\n    require(x[i] > 1)\n")
+
+
+def test_a_list_that_is_changed_in_place_is_kept_as_it_was() -> None:
+    def append(x: Any) -> Any:
+        x.append(9)
+        return x
+
+    for body in ("old = x\nensure(len(result) == len(old) + 1)", "old = x\nensure(all(v < 9 for v in old))"):
+        for lists in ("", "\nx: list[int]"):
+            assert og.guard(body + lists)(append)([1]) == [1, 9]

@@ -203,6 +203,8 @@ def check_target(node: ast.expr, source: Source) -> None:
     for name in names:
         if not isinstance(name, ast.Name) or name.id in {*FUNCTIONS, *LOOPS, *SEQUENCES, *KEYWORDS}:
             raise source.error("a loop gives names: for x in …, for x, y in …", name)
+    if len({name.id for name in names if isinstance(name, ast.Name)}) < len(names):
+        raise source.error("a loop gives each name once", node)
 
 
 def check_iterable(node: ast.expr, source: Source) -> None:

@@ -10,11 +10,20 @@ import ast
 import copy
 from collections.abc import Iterable, Iterator
 
+from llm_op_guard.contract.expressions import names_in
 from llm_op_guard.contract.model import Assign, Declare, Expr, For, If, Require, Source, Statement, path_of
 
+# What a loop that is written out may stand for: far above any real contract, and read in good time.
+_MOST_ITEMS = 64
+_MOST_COPIES = 400
 
-def written_out(node: ast.expr) -> ast.expr:
-    """The expression with every loop over a tuple that is written out replaced by its items."""
+
+def written_out(node: ast.expr, source: Source) -> ast.expr:
+    """The expression with every loop over a tuple that is written out replaced by its items.
+
+    Raises ContractError where that would be too many, or would give a name another meaning.
+    """
+    copies = 0
 
     class WriteOut(ast.NodeTransformer):
         def visit_Call(self, node: ast.Call) -> ast.AST:
@@ -26,12 +35,20 @@ def written_out(node: ast.expr) -> ast.expr:
                     and loop.iter.elts
                     and not any(isinstance(item, ast.Starred) for item in loop.iter.elts)
                 ):
-                    parts = [_replaced(elt, _bound(loop.target, item)) for item in loop.iter.elts]
+                    nonlocal copies
+                    copies += len(loop.iter.elts) * sum(1 for _ in ast.walk(elt)) // 8 + len(loop.iter.elts)
+                    _refuse_many(loop.iter.elts, copies, node, source)
+                    parts = [_replaced(elt, _bound(loop.target, item), source) for item in loop.iter.elts]
                     return ast.copy_location(_joined(name, parts), node)
             return node
 
     written: ast.expr = ast.fix_missing_locations(WriteOut().visit(copy.deepcopy(node)))
     return written
+
+
+def _refuse_many(items: list[ast.expr], copies: int, node: ast.AST, source: Source) -> None:
+    if len(items) > _MOST_ITEMS or copies > _MOST_COPIES:
+        raise source.error("the loop stands for too much; go over a sequence of the call instead", node)
 
 
 def _joined(name: str, parts: list[ast.expr]) -> ast.expr:
@@ -56,7 +73,15 @@ def _bound(target: ast.expr, item: ast.expr) -> dict[str, ast.expr]:
     return {name.id: part for name, part in zip(names, parts, strict=True) if isinstance(name, ast.Name)}
 
 
-def _replaced(node: ast.expr, bound: dict[str, ast.expr]) -> ast.expr:
+def _replaced(node: ast.expr, bound: dict[str, ast.expr], source: Source) -> ast.expr:
+    outside = {name for value in bound.values() for name in names_in(value)}
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.comprehension):
+            taken = {name.id for name in ast.walk(inner.target) if isinstance(name, ast.Name)}
+            if taken & (outside | bound.keys()):
+                name = sorted(taken & (outside | bound.keys()))[0]
+                raise source.error(f"{name!r} is the name of a loop within and of something else here", node)
+
     class Replace(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.AST:
             return copy.deepcopy(bound[node.id]) if node.id in bound else node
@@ -72,13 +97,27 @@ def unrolled(statement: For, source: Source) -> Iterator[Statement]:
     """The statements that a `for` stands for."""
     items = statement.iterable.node
     if isinstance(items, ast.Tuple | ast.List):
+        depth = _depth(statement)
+        _refuse_many(items.elts, len(items.elts) ** depth, statement.node, source)
         for item in items.elts:
+            if isinstance(item, ast.Starred):
+                raise source.error("the items of a loop that is written out are written one by one", item)
             bound = _bound(statement.target, item)
             if not bound:
                 raise source.error("each item has as many parts as the loop has names", item)
             yield from _substituted(statement.body, bound, ast.unparse(item), source)
         return
     yield from _quantified(statement.body, statement, (), source)
+
+
+def _depth(statement: Statement) -> int:
+    """How many loops stand within each other."""
+    match statement:
+        case For(body=body):
+            return 1 + max((_depth(inner) for inner in body), default=0)
+        case If(body=body, orelse=orelse):
+            return max((_depth(inner) for inner in (*body, *orelse)), default=0)
+    return 0
 
 
 def _substituted(
@@ -89,13 +128,13 @@ def _substituted(
         match statement:
             case If(test=test, body=inner, orelse=orelse, node=node):
                 yield If(
-                    Expr.of(_replaced(test.node, bound)),
+                    Expr.of(_replaced(test.node, bound, source)),
                     tuple(_substituted(inner, bound, item, source)),
                     tuple(_substituted(orelse, bound, item, source)),
                     node,
                 )
             case Require(expr=expr):
-                replaced = Expr.of(_replaced(expr.node, bound))
+                replaced = Expr.of(_replaced(expr.node, bound, source))
                 own = statement.id != expr.text
                 yield Require(
                     replaced,
@@ -116,9 +155,8 @@ def _substituted(
             case Assign():
                 raise source.error("a name is not given within a loop", statement.node)
             case For():
-                inner_loop = For(
-                    statement.target, Expr.of(_replaced(statement.iterable.node, bound)), statement.body, statement.node
-                )
+                iterable = Expr.of(_replaced(statement.iterable.node, bound, source))
+                inner_loop = For(statement.target, iterable, statement.body, statement.node)
                 for nested in unrolled(inner_loop, source):
                     yield from _substituted((nested,), bound, item, source)
 

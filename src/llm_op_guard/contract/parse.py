@@ -368,4 +368,4 @@ def _names(target: ast.expr, source: Source) -> tuple[str, ...]:
 
 def _expression(node: ast.expr, source: Source) -> Expr:
     check_expression(node, source)
-    return Expr.of(written_out(node))
+    return Expr.of(written_out(node, source))

@@ -72,6 +72,7 @@ _NAMESPACE: dict[str, Any] = {
     "_item": reading.item,
     "_looked_up": reading.looked_up,
     "_sliced": reading.sliced,
+    "_kept": reading.kept,
     "_known": reading.known,
     "_parts": reading.parts,
     "_path_value": reading.path_value,

@@ -14,7 +14,7 @@ from llm_op_guard.contract.walk import declared_types, paths_in_type
 from llm_op_guard.errors import GuardError
 from llm_op_guard.guard.bind import Bindings
 from llm_op_guard.guard.explain import explain
-from llm_op_guard.guard.reading import is_tracing, snapshot
+from llm_op_guard.guard.reading import is_tracing, kept, snapshot
 
 # What answers for a call that is not accepted: (arguments or result, …) → the error to raise, if any.
 Failed = Callable[[Any], GuardError | None]
@@ -39,12 +39,14 @@ def interpreted_check(
         if is_tracing():
             return None
         given = dict(zip(parameters, arguments, strict=True))
-        if explain(contract, given, classes=classes):
-            error = failed(arguments)
-            if error is not None:
-                raise error
-            return None
-        return _state(contract, given, arguments) if later else None
+        try:
+            accepted = not explain(contract, given, classes=classes)
+            state = _state(contract, given, arguments) if accepted and later else None
+        except Exception:  # what to make of it is decided where every other call that is not accepted goes
+            accepted, state = False, None
+        if not accepted and (error := failed(arguments)) is not None:
+            raise error
+        return state
 
     return check
 
@@ -59,10 +61,12 @@ def interpreted_check_after(
             return
         arguments, known, at_entry = state
         given = {**dict(zip(parameters, arguments, strict=True)), "result": result}
-        if explain(contract, given, classes=classes, after_call=True, known=known, at_entry=at_entry):
-            error = failed((result, state, arguments))
-            if error is not None:
-                raise error
+        try:
+            accepted = not explain(contract, given, classes=classes, after_call=True, known=known, at_entry=at_entry)
+        except Exception:
+            accepted = False
+        if not accepted and (error := failed((result, state, arguments))) is not None:
+            raise error
 
     return check
 
@@ -71,7 +75,7 @@ def _state(contract: Contract, given: dict[str, Any], arguments: tuple[Any, ...]
     clauses = [clause for clause in contract.clauses if not clause.after_call]
     bindings = Bindings(contract, clauses, given, {}, after_call=False)
     bindings.collect()
-    known = {**bindings.values.symbols, **bindings.values.assigned}
+    known = {**bindings.values.symbols, **{name: kept(v) for name, v in bindings.values.assigned.items()}}
     return arguments, known, {path: snapshot(given.get(path.root), *path.steps) for path in _entry_paths(contract)}
 
 

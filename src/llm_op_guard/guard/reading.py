@@ -23,7 +23,7 @@ class Broken(Exception):  # noqa: N818 - not an error of ours: the call is
 
 
 # What evaluating an expression on strange arguments may raise besides `NotApplicable`; all of it means the same.
-INAPPLICABLE = (NotApplicable, TypeError, OverflowError)
+INAPPLICABLE = (NotApplicable, TypeError, OverflowError, RuntimeError)
 
 _TABLES = ("_parameters", "_buffers", "_modules")
 _UNSET: Any = object()
@@ -180,7 +180,7 @@ def sliced(x: Any, *index: Any) -> Any:
         raise NotApplicable
     try:
         return x[index]
-    except (IndexError, TypeError):
+    except (IndexError, TypeError, ValueError, RuntimeError):  # no such part, or a layout that has no parts
         raise NotApplicable from None
 
 
@@ -292,6 +292,11 @@ def whole(value: Any) -> Any:
     if not is_integer(value):
         raise NotApplicable
     return value
+
+
+def kept(value: Any) -> Any:
+    """What a name given before the call stands for after it: a list or dict as it was, whatever is done to it."""
+    return list(value) if type(value) is list else dict(value) if type(value) is dict else value
 
 
 def parts(value: Any, count: int) -> Any:
