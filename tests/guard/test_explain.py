@@ -62,6 +62,13 @@ def test_the_reference_is_not_one_then_the_majority_then_the_first() -> None:
     ]
 
 
+def test_a_tensor_without_contents_is_blamed_rather_than_one_with() -> None:
+    body = "a: any[N] @ dev\nb: any[N] @ dev"
+    for a, b, blamed in ((t(2, device="meta"), t(2), "a"), (t(2), t(2, device="meta"), "b")):
+        assert [(v.argument, v.expected) for v in broken(body, a=a, b=b)] == [(blamed, "dev = cpu")]
+    assert broken(body, a=t(2, device="meta"), b=t(2, device="meta")) == []
+
+
 def test_a_suspect_declaration_never_outvotes_a_certain_one() -> None:
     body = "a: any[N]\nb: any[N] = why(certain=False)\nc: any[N] = why(certain=False)"
     found = broken(body, a=t(4), b=t(5), c=t(5))

@@ -261,7 +261,7 @@ LORA = [
     Case("lora-10", ops.load_head, "same_vocabulary", "A",
          call({"lm_head.weight": rand(60, 4)}, {"lm_head.weight": rand(64, 4)}),
          call({"lm_head.weight": rand(64, 4)}, {"lm_head.weight": rand(64, 4)}), RuntimeError),
-    Case("lora-11", nn.Linear.forward, "input.device", "A", call(nn.Linear(4, 2, device="meta"), rand(3, 4)),
+    Case("lora-11", nn.Linear.forward, "self.weight.device", "A", call(nn.Linear(4, 2, device="meta"), rand(3, 4)),
          call(nn.Linear(4, 2), rand(3, 4)), RuntimeError),
     Case("lora-12", ops.lora_logits, "vocabulary_size", "A", call(31999), call(32000), ValueError),
 ]  # fmt: skip

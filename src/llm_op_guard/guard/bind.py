@@ -271,9 +271,10 @@ def aligned(tensor: TensorType, shape: Any) -> list[tuple[Dim, int, Any]]:
 
 
 def _reference(seen: list[Observation]) -> Any:
-    """Which of several sightings to believe: those of certain declarations; not 1; the majority; the first."""
+    """Which of several sightings to believe: of certain declarations; not 1, not meta; the majority; the first."""
     values = [o.value for o in seen if o.certain] or [o.value for o in seen]
-    others = [value for value in values if value != 1] or values
+    # What was broadcast or left without its contents is the likelier mistake.
+    others = [value for value in values if value != 1 and getattr(value, "type", None) != "meta"] or values
     # By counting: a size that is a symbol of a traced program cannot be hashed.
     return max(others, key=lambda value: sum(1 for other in others if other == value))  # the first of equals
 
