@@ -94,7 +94,7 @@ def test_whoever_holds_the_function_is_reached(make_module: MakeModule, seen: Re
     module = make_module("def op(a, b=2):\n    return a + b\n")
     importer = types.ModuleType("importer")
     exec(f"from {module.__name__} import op\ndef use(x): return op(x)\n", vars(importer))
-    registry = {"op": module.op}
+    by_name = {"op": module.op}
     partial = functools.partial(module.op, b=5)
 
     class Owner:
@@ -103,7 +103,7 @@ def test_whoever_holds_the_function_is_reached(make_module: MakeModule, seen: Re
     method = Owner().method
     patch = Patch(module.op, ["b"])
     patch.arm(seen.check)
-    assert importer.use(1) == 3 and registry["op"](1) == 3 and partial(1) == 6
+    assert importer.use(1) == 3 and by_name["op"](1) == 3 and partial(1) == 6
     with pytest.raises(TypeError):
         method(1)
     assert seen.calls == [(2,), (2,), (5,), (1,)]
