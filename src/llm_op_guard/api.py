@@ -15,8 +15,9 @@ from types import FunctionType
 from typing import Any, TypeVar, overload
 
 from llm_op_guard.contract.expressions import suggestion
-from llm_op_guard.contract.model import Contract, Source
+from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.parse import dedented, docstring_section, parse_body, parse_file
+from llm_op_guard.contract.source import Source
 from llm_op_guard.errors import ContractError, GuardWarning, InstallError, LlmOpGuardError
 from llm_op_guard.guard import functions
 from llm_op_guard.guard.guard import Guard

@@ -504,7 +504,7 @@ def test_builtins_of_torch_with_a_stub(tmp_path: Path) -> None:
         add(GOOD, 2, 3, 4)
     with pytest.raises(TypeError, match=r"^Python cannot say .* of \S*add are; write a stub, def add\("):
         og.guard("input: any")(torch.add)
-    with pytest.raises(og.ContractError, match=r"mine.contract:1:18: .* a default in its stub has to be a literal"):
+    with pytest.raises(og.ContractError, match=r"mine.contract:1:16: .* a default in its stub has to be a literal"):
         og.guard(stub(tmp_path, "def add(input, s=len, other=1):\n    input: any\n"))(torch.add)
 
 

@@ -11,14 +11,15 @@ import copy
 from collections.abc import Iterable, Iterator
 
 from llm_op_guard.contract.expressions import names_in
-from llm_op_guard.contract.model import Assign, Declare, Expr, For, If, Require, Source, Statement, path_of
+from llm_op_guard.contract.model import Assign, Declare, Expr, For, If, Require, Statement, path_of
+from llm_op_guard.contract.source import Place, Source
 
 # What a loop that is written out may stand for: far above any real contract, and read in good time.
 _MOST_ITEMS = 64
 _MOST_COPIES = 400
 
 
-def written_out(node: ast.expr, source: Source) -> ast.expr:
+def written_out(expr: Expr, source: Source) -> Expr:
     """The expression with every loop over a tuple that is written out replaced by its items.
 
     Raises ContractError where that would be too many, or would give a name another meaning.
@@ -42,11 +43,12 @@ def written_out(node: ast.expr, source: Source) -> ast.expr:
                     return ast.copy_location(_joined(name, parts), node)
             return node
 
-    written: ast.expr = ast.fix_missing_locations(WriteOut().visit(copy.deepcopy(node)))
-    return written
+    if not any(isinstance(node, ast.GeneratorExp) for node in ast.walk(expr.node)):
+        return expr
+    return Expr.of(ast.fix_missing_locations(WriteOut().visit(copy.deepcopy(expr.node))))
 
 
-def _refuse_many(items: list[ast.expr], copies: int, node: ast.AST, source: Source) -> None:
+def _refuse_many(items: list[ast.expr], copies: int, node: ast.AST | Place, source: Source) -> None:
     if len(items) > _MOST_ITEMS or copies > _MOST_COPIES:
         raise source.error("the loop stands for too much; go over a sequence of the call instead", node)
 
@@ -98,11 +100,11 @@ def unrolled(statement: For, source: Source) -> Iterator[Statement]:
     items = statement.iterable.node
     if isinstance(items, ast.Tuple | ast.List):
         depth = _depth(statement)
-        _refuse_many(items.elts, len(items.elts) ** depth, statement.node, source)
+        _refuse_many(items.elts, len(items.elts) ** depth, statement.place, source)
         for item in items.elts:
             if isinstance(item, ast.Starred):
                 raise source.error("the items of a loop that is written out are written one by one", item)
-            bound = _bound(statement.target, item)
+            bound = _bound(statement.target.node, item)
             if not bound:
                 raise source.error("each item has as many parts as the loop has names", item)
             yield from _substituted(statement.body, bound, ast.unparse(item), source)
@@ -126,12 +128,12 @@ def _substituted(
     """The statements of a loop for one item."""
     for statement in body:
         match statement:
-            case If(test=test, body=inner, orelse=orelse, node=node):
+            case If(test=test, body=inner, orelse=orelse, place=place):
                 yield If(
                     Expr.of(_replaced(test.node, bound, source)),
                     tuple(_substituted(inner, bound, item, source)),
                     tuple(_substituted(orelse, bound, item, source)),
-                    node,
+                    place,
                 )
             case Require(expr=expr):
                 replaced = Expr.of(_replaced(expr.node, bound, source))
@@ -142,21 +144,21 @@ def _substituted(
                     statement.reason,
                     statement.error,
                     statement.promised,
-                    statement.node,
+                    statement.place,
                 )
             case Declare(path=path):
                 target = bound.get(path.root)
                 root = path_of(target) if target is not None else path
                 if root is None:
-                    raise source.error("a declaration names a parameter or what can be read from one", statement.node)
+                    raise source.error("a declaration names a parameter or what can be read from one", statement.place)
                 steps = path.steps if target is not None else ()
                 whole = type(path)(root.root, (*root.steps, *steps))
-                yield Declare(whole, statement.type, statement.reason, statement.node)
+                yield Declare(whole, statement.type, statement.reason, statement.place)
             case Assign():
-                raise source.error("a name is not given within a loop", statement.node)
+                raise source.error("a name is not given within a loop", statement.place)
             case For():
                 iterable = Expr.of(_replaced(statement.iterable.node, bound, source))
-                inner_loop = For(statement.target, iterable, statement.body, statement.node)
+                inner_loop = For(statement.target, iterable, statement.body, statement.place)
                 for nested in unrolled(inner_loop, source):
                     yield from _substituted((nested,), bound, item, source)
 
@@ -170,7 +172,7 @@ def _quantified(
             case Require(expr=expr):
                 generator = ast.GeneratorExp(
                     elt=expr.node,
-                    generators=[ast.comprehension(loop.target, loop.iterable.node, list(conditions), is_async=0)],
+                    generators=[ast.comprehension(loop.target.node, loop.iterable.node, list(conditions), is_async=0)],
                 )
                 call = ast.Call(ast.Name("all", ast.Load()), [generator], [])
                 about_all = Expr.of(ast.fix_missing_locations(ast.copy_location(call, expr.node)))
@@ -181,11 +183,11 @@ def _quantified(
                     statement.reason,
                     statement.error,
                     statement.promised,
-                    statement.node,
+                    statement.place,
                 )
             case If(test=test, body=inner, orelse=orelse):
                 yield from _quantified(inner, loop, (*conditions, test.node), source)
                 refuted = ast.copy_location(ast.UnaryOp(ast.Not(), test.node), test.node)
                 yield from _quantified(orelse, loop, (*conditions, refuted), source)
             case _:
-                raise source.error("a loop over a sequence of the call holds require, ensure and if", statement.node)
+                raise source.error("a loop over a sequence of the call holds require, ensure and if", statement.place)

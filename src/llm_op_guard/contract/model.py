@@ -9,42 +9,13 @@ from __future__ import annotations
 import ast
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from llm_op_guard.errors import ContractError
+from llm_op_guard.contract.source import Place, Source
 
 CostClass = Literal["A", "B"]
-
-
-@dataclass(frozen=True)
-class Source:
-    """Text that a contract was read from; turns a syntax node into a place for an error."""
-
-    file: str
-    text: str
-    first_line: int = 1
-    indent: int = 0
-
-    def error(self, problem: str, node: ast.AST | None = None) -> ContractError:
-        """The error for `problem` at `node` (the start of the text when there is none)."""
-        line = getattr(node, "lineno", 1)
-        offset = getattr(node, "col_offset", 0)
-        return self.error_at(problem, line, offset)
-
-    def error_at(self, problem: str, line: int, byte_offset: int = 0) -> ContractError:
-        """The error for `problem` at a 1-based `line` and a 0-based offset in UTF-8 bytes, as `ast` counts them."""
-        lines = self.text.splitlines() or [""]
-        shown = lines[min(line, len(lines)) - 1]
-        column = len(shown.encode("utf-8", "surrogatepass")[:byte_offset].decode("utf-8", "replace"))
-        return ContractError(
-            problem,
-            file=self.file,
-            line=self.first_line + line - 1,
-            column=self.indent + column + 1,
-            text=" " * self.indent + shown,
-        )
 
 
 @dataclass(frozen=True)
@@ -312,6 +283,14 @@ class Reason:
     hint: Expr | None = None
     certain: bool = True
 
+    @property
+    def keywords(self) -> list[str]:
+        """As it is written, the defaults left out."""
+        texts = [("because", self.because), ("hint", self.hint)]
+        return [f"{name}={text.text}" for name, text in texts if text is not None] + ["certain=False"] * (
+            not self.certain
+        )
+
 
 @dataclass(frozen=True)
 class Declare:
@@ -320,7 +299,14 @@ class Declare:
     path: Path
     type: Type
     reason: Reason
-    node: ast.AST = field(compare=False, repr=False)
+    place: Place = field(compare=False, repr=False)
+
+    @property
+    def text(self) -> str:
+        """The statement in normal form."""
+        path = replace(self.path, root="returns") if self.path.root == "result" else self.path
+        why = f" = why({', '.join(self.reason.keywords)})" if self.reason.keywords else ""
+        return f"{path}: {self.type.text}{why}"
 
 
 @dataclass(frozen=True)
@@ -329,7 +315,12 @@ class Assign:
 
     names: tuple[str, ...]
     expr: Expr
-    node: ast.AST = field(compare=False, repr=False)
+    place: Place = field(compare=False, repr=False)
+
+    @property
+    def text(self) -> str:
+        """The statement in normal form."""
+        return f"{', '.join(self.names)} = {self.expr.text}"
 
 
 @dataclass(frozen=True)
@@ -344,7 +335,18 @@ class Require:
     reason: Reason
     error: str | None
     promised: bool
-    node: ast.AST = field(compare=False, repr=False)
+    place: Place = field(compare=False, repr=False)
+
+    @property
+    def text(self) -> str:
+        """The statement in normal form."""
+        parts = [self.expr.text]
+        if self.id != self.expr.text:
+            parts.append(f"id={self.id!r}")
+        parts += self.reason.keywords
+        if self.error is not None:
+            parts.append(f"error={self.error}")
+        return f"{'ensure' if self.promised else 'require'}({', '.join(parts)})"
 
 
 @dataclass(frozen=True)
@@ -354,17 +356,17 @@ class If:
     test: Expr
     body: tuple[Statement, ...]
     orelse: tuple[Statement, ...]
-    node: ast.AST = field(compare=False, repr=False)
+    place: Place = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True)
 class For:
     """`for target in iterable:`; `loops` says what it stands for."""
 
-    target: ast.expr = field(compare=False, repr=False)
+    target: Expr
     iterable: Expr
     body: tuple[Statement, ...]
-    node: ast.AST = field(compare=False, repr=False)
+    place: Place = field(compare=False, repr=False)
 
 
 Statement = Declare | Assign | Require | If | For
@@ -411,7 +413,8 @@ SymbolKind = Literal["size", "sizes", "dtype", "device"]
 class Contract:
     """What an operator requires of its arguments and promises of its result.
 
-    `parameters` are the operator's parameter names in order; `constants` the values that its file names; `symbols` the
+    `parameters` are the operator's parameter names in order, `signature` the parameter list of a stub as it is written
+    (None for a contract that has that of its function); `constants` the values that its file names; `symbols` the
     names that stand for sizes, groups of sizes, dtypes and devices; `assigned` the names that the contract itself
     defines.
     """
@@ -421,6 +424,8 @@ class Contract:
     doc: str
     body: tuple[Statement, ...]
     source: Source = field(compare=False, repr=False)
+    place: Place = field(compare=False, repr=False, default=Place(1, 0))
+    signature: str | None = None
     constants: dict[str, Any] = field(compare=False, repr=False, default_factory=dict)
     symbols: dict[str, SymbolKind] = field(compare=False, repr=False, default_factory=dict)
     clauses: tuple[Clause, ...] = field(compare=False, repr=False, default=())
@@ -437,7 +442,8 @@ class Contract:
     def text(self) -> str:
         """The contract in normal form: two contracts that say the same in the same order have the same text."""
         lines = [f"{name} = {value!r}" for name, value in self.constants.items()]
-        lines += [f"def {self.name}({', '.join(self.parameters)}):"]
+        signature = ", ".join(self.parameters) if self.signature is None else self.signature
+        lines += [f"def {self.name}({signature}):"]
         lines += [f"    {line}" for line in _render(self.body)] or ["    pass"]
         return "\n".join(lines) + "\n"
 
@@ -462,10 +468,10 @@ def _render(body: tuple[Statement, ...]) -> Iterator[str]:
                 yield "else:"
                 yield from (f"    {line}" for line in _render(statement.orelse))
         elif isinstance(statement, For):
-            yield f"for {ast.unparse(statement.target)} in {statement.iterable.text}:"
+            yield f"for {statement.target.text} in {statement.iterable.text}:"
             yield from (f"    {line}" for line in _render(statement.body))
         else:
-            yield ast.unparse(statement.node)
+            yield statement.text
 
 
 def path_of(node: ast.expr) -> Path | None:

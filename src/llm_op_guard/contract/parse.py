@@ -15,7 +15,6 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from llm_op_guard.contract.expressions import check_expression, check_iterable, check_target, suggestion
-from llm_op_guard.contract.loops import written_out
 from llm_op_guard.contract.model import (
     Assign,
     Contract,
@@ -26,10 +25,10 @@ from llm_op_guard.contract.model import (
     Path,
     Reason,
     Require,
-    Source,
     Statement,
     path_of,
 )
+from llm_op_guard.contract.source import Place, Source
 from llm_op_guard.contract.types import parse_type
 from llm_op_guard.contract.validate import validated
 from llm_op_guard.contract.vocabulary import FUNCTIONS, KEYWORDS
@@ -89,6 +88,7 @@ def parse_body(text: str, name: str, parameters: Sequence[str], source: Source |
         doc, body = _doc(body[0], source), body[1:]
     if not body:
         raise source.error("the contract is empty; declare an argument (name: type) or write require(…)")
+    _check_parameters(parameters, body, source)
     return validated(
         Contract(
             name=name,
@@ -105,11 +105,11 @@ def stub_signature(contract: Contract) -> inspect.Signature | None:
 
     Raises ContractError for a default that is not a literal: nothing is executed to find out what it is.
     """
-    stubs = [node for node in _syntax(contract.source) if isinstance(node, ast.FunctionDef)]
-    node = next((node for node in stubs if node.name == contract.name), None)
-    if node is None:
+    if contract.signature is None:
         return None
-    arguments = node.args
+    stub = ast.parse(f"def stub({contract.signature}): ...").body[0]
+    assert isinstance(stub, ast.FunctionDef)
+    arguments = stub.args
 
     def made(argument: ast.arg, kind: Any, default: ast.expr | None = None) -> inspect.Parameter:
         value: Any = inspect.Parameter.empty
@@ -117,8 +117,11 @@ def stub_signature(contract: Contract) -> inspect.Signature | None:
             try:
                 value = ast.literal_eval(default)
             except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-                problem = "to guard this operator, a default in its stub has to be a literal, such as 1, None or 'x'"
-                raise contract.source.error(problem, default) from None
+                raise contract.source.error(
+                    f"to guard this operator, a default in its stub has to be a literal, such as 1, None or 'x'; that "
+                    f"of {argument.arg} is {ast.unparse(default)}",
+                    contract.source.within(contract.place, argument.arg),
+                ) from None
         return inspect.Parameter(argument.arg, kind, default=value)
 
     positional = [*arguments.posonlyargs, *arguments.args]
@@ -199,16 +202,28 @@ def _stub(node: ast.FunctionDef, source: Source, constants: dict[str, Any]) -> C
     for argument in everything:
         if argument is not None and argument.annotation is not None:
             raise source.error("types stand in the body, as statements: name: type", argument.annotation)
+    parameters = tuple(argument.arg for argument in everything if argument is not None)
+    _check_parameters(parameters, body, source)
     return validated(
         Contract(
             name=node.name,
-            parameters=tuple(argument.arg for argument in everything if argument is not None),
+            parameters=parameters,
             doc=doc,
             body=_statements(body, source),
             source=source,
+            place=Place.of(node),
+            signature=ast.unparse(arguments),
             constants=_used(constants, body),
         )
     )
+
+
+def _check_parameters(parameters: Sequence[str], body: list[ast.stmt], source: Source) -> None:
+    reserved = {*KEYWORDS, "result"} & set(parameters)
+    for statement in body if reserved else ():
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and node.id in reserved:
+                raise source.error(f"{node.id!r} is a parameter here and a word of the language", node)
 
 
 def _used(constants: dict[str, Any], body: list[ast.stmt]) -> dict[str, Any]:
@@ -253,18 +268,18 @@ def _statement(node: ast.stmt, source: Source) -> Statement:
         case ast.AnnAssign():
             return _declaration(node, source)
         case ast.Assign(targets=[target]):
-            return Assign(_names(target, source), _expression(node.value, source), node)
+            return Assign(_names(target, source), _expression(node.value, source), Place.of(node))
         case ast.If():
             return If(
                 _expression(node.test, source),
                 _statements(node.body, source),
                 _statements(node.orelse, source),
-                node,
+                Place.of(node),
             )
         case ast.For(target=target, iter=iterable, body=body, orelse=[]):
             check_target(target, source)
             check_iterable(iterable, source)
-            return For(target, Expr.of(iterable), _statements(body, source), node)
+            return For(Expr.of(target), Expr.of(iterable), _statements(body, source), Place.of(node))
         case ast.Expr(value=ast.Call(func=ast.Name(id="require")) as call):
             return _require(call, node, source, promised=False)
         case ast.Expr(value=ast.Call(func=ast.Name(id="ensure")) as call):
@@ -292,7 +307,7 @@ def _declaration(node: ast.AnnAssign, source: Source) -> Declare:
                 reason = _keywords(node.value, source, "because", "hint", "certain")[0]
             case _:
                 raise source.error("behind a type only = why(because=…, hint=…, certain=…) may stand", node.value)
-    return Declare(path, parse_type(node.annotation, source), reason, node)
+    return Declare(path, parse_type(node.annotation, source), reason, Place.of(node))
 
 
 def _require(call: ast.Call, node: ast.stmt, source: Source, *, promised: bool) -> Require:
@@ -301,7 +316,7 @@ def _require(call: ast.Call, node: ast.stmt, source: Source, *, promised: bool) 
         raise source.error(f"{name} takes one condition, then id=, because=, hint=, certain=, error=", call)
     reason, rule_id, error = _keywords(call, source, "id", "because", "hint", "certain", "error")
     expr = _expression(call.args[0], source)
-    return Require(expr, rule_id or expr.text, reason, error, promised, node)
+    return Require(expr, rule_id or expr.text, reason, error, promised, Place.of(node))
 
 
 def _keywords(call: ast.Call, source: Source, *allowed: str) -> tuple[Reason, str | None, str | None]:
@@ -368,4 +383,4 @@ def _names(target: ast.expr, source: Source) -> tuple[str, ...]:
 
 def _expression(node: ast.expr, source: Source) -> Expr:
     check_expression(node, source)
-    return Expr.of(written_out(node, source))
+    return Expr.of(node)

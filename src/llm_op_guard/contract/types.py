@@ -29,12 +29,12 @@ from llm_op_guard.contract.model import (
     ScalarType,
     Size,
     SizeOneOf,
-    Source,
     TensorType,
     TupleType,
     Type,
     path_of,
 )
+from llm_op_guard.contract.source import Source
 from llm_op_guard.contract.vocabulary import DEVICE_TYPES, DTYPE_NAMES, DTYPE_SETS, SCALAR_TYPES
 
 _DTYPE_SYMBOL = re.compile(r"[A-Z][0-9]?")

@@ -26,7 +26,7 @@ def check_uses(clause: Clause, contract: Contract) -> None:
     """Raise ContractError for an expression that says nothing of a call, or uses a thing as what it is not."""
     statement = clause.statement
     if isinstance(statement, Assign) and set(statement.names) & set(names_in(statement.expr.node)):
-        raise contract.source.error("a name is defined by itself", statement.node)
+        raise contract.source.error("a name is defined by itself", statement.place)
     judged = [condition.test for condition in clause.conditions]
     if isinstance(statement, Require):
         judged.append(statement.expr)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 
 from llm_op_guard.contract.expressions import LOOPS, calls_in, names_in, suggestion, tensor_arguments
-from llm_op_guard.contract.loops import unrolled
+from llm_op_guard.contract.loops import unrolled, written_out
 from llm_op_guard.contract.model import (
     Alternative,
     Assign,
@@ -34,7 +35,6 @@ from llm_op_guard.contract.model import (
     Rule,
     ScalarType,
     Size,
-    Source,
     Statement,
     SymbolKind,
     TensorType,
@@ -44,6 +44,7 @@ from llm_op_guard.contract.model import (
     path_of,
 )
 from llm_op_guard.contract.solve import inverse
+from llm_op_guard.contract.source import Place, Source
 from llm_op_guard.contract.uses import check_uses
 from llm_op_guard.contract.vocabulary import DEVICE_TYPES, DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, KEYWORDS, dtype_names
 from llm_op_guard.contract.walk import declared_paths, items_of, paths_in_type, tensor_types
@@ -54,7 +55,6 @@ _CONSTANTS = frozenset({*DTYPE_NAMES, *DTYPE_SETS})
 
 def validated(contract: Contract) -> Contract:
     """The same contract with its symbols, clauses and rules filled in; raises ContractError for what is refused."""
-    _check_parameters(contract)
     clauses = tuple(_flatten(contract.body, (), contract.source))
     contract = replace(contract, clauses=clauses)
     symbols = _symbols(contract)
@@ -78,13 +78,17 @@ def validated(contract: Contract) -> Contract:
 
 def _flatten(body: Iterable[Statement], conditions: tuple[Condition, ...], source: Source) -> Iterator[Clause]:
     for statement in body:
-        if isinstance(statement, If):
-            yield from _flatten(statement.body, (*conditions, Condition(statement.test, True)), source)
-            yield from _flatten(statement.orelse, (*conditions, Condition(statement.test, False)), source)
-        elif isinstance(statement, For):
-            yield from _flatten(unrolled(statement, source), conditions, source)
-        else:
-            yield Clause(statement, conditions)
+        match statement:
+            case If(test=test):
+                test = written_out(test, source)
+                yield from _flatten(statement.body, (*conditions, Condition(test, True)), source)
+                yield from _flatten(statement.orelse, (*conditions, Condition(test, False)), source)
+            case For():
+                yield from _flatten(unrolled(statement, source), conditions, source)
+            case Declare():
+                yield Clause(statement, conditions)
+            case Assign(expr=expr) | Require(expr=expr):
+                yield Clause(replace(statement, expr=written_out(expr, source)), conditions)
 
 
 def exclusive(a: Iterable[Condition], b: Iterable[Condition]) -> bool:
@@ -96,20 +100,12 @@ def exclusive(a: Iterable[Condition], b: Iterable[Condition]) -> bool:
 # ---------------------------------------------------------------- names
 
 
-def _check_parameters(contract: Contract) -> None:
-    reserved = {*KEYWORDS, "result"} & set(contract.parameters)
-    for clause in _flatten(contract.body, (), contract.source):
-        for node in ast.walk(clause.statement.node):
-            if isinstance(node, ast.Name) and node.id in reserved:
-                raise contract.source.error(f"{node.id!r} is a parameter here and a word of the language", node)
-
-
 def _symbols(contract: Contract) -> dict[str, SymbolKind]:
     """The names that types use and that are neither parameters nor assigned, with what they stand for."""
     taken = {*contract.parameters, *contract.assigned, *contract.constants}
     kinds: dict[str, SymbolKind] = {}
 
-    def add(name: str, kind: SymbolKind, node: ast.AST) -> None:
+    def add(name: str, kind: SymbolKind, node: ast.AST | Place) -> None:
         if name in taken:
             if kind == "size":
                 return
@@ -125,7 +121,7 @@ def _symbols(contract: Contract) -> dict[str, SymbolKind]:
         if not isinstance(clause.statement, Declare):
             continue
         for tensor in tensor_types(clause.statement.type):
-            node = clause.statement.node
+            node = clause.statement.place
             for dtype in tensor.dtypes:
                 if isinstance(dtype, DtypeSymbol):
                     add(dtype.name, "dtype", node)
@@ -164,7 +160,8 @@ def _check_names(clause: Clause, contract: Contract) -> None:
         for path in (statement.path, *paths_in_type(statement.type)):
             if path.root not in roots:
                 raise contract.source.error(
-                    f"{path.root!r} is not a parameter of {contract.name}{suggestion(path.root, roots)}", statement.node
+                    f"{path.root!r} is not a parameter of {contract.name}{suggestion(path.root, roots)}",
+                    statement.place,
                 )
     for expr in (*_expressions(statement), *(condition.test for condition in clause.conditions)):
         _check_get(expr, contract)
@@ -204,10 +201,10 @@ def _check_assignments(contract: Contract) -> None:
         for name in clause.statement.names:
             if name in contract.parameters or name in contract.constants:
                 what = "a parameter" if name in contract.parameters else "a constant"
-                raise contract.source.error(f"{name!r} is {what}; choose another name", clause.statement.node)
+                raise contract.source.error(f"{name!r} is {what}; choose another name", clause.statement.place)
             for other, earlier in seen:
                 if other == name and not exclusive(clause.conditions, earlier.conditions):
-                    raise contract.source.error(f"{name!r} is assigned twice on one path", clause.statement.node)
+                    raise contract.source.error(f"{name!r} is assigned twice on one path", clause.statement.place)
             seen.append((name, clause))
 
 
@@ -220,11 +217,12 @@ def _check_type(declared: Type, statement: Declare, contract: Contract) -> None:
         for earlier in alternatives[:index]:
             if _overlap(earlier, later):
                 raise contract.source.error(
-                    f"{earlier.text} and {later.text} cannot be told apart by None, type, rank or dtype", statement.node
+                    f"{earlier.text} and {later.text} cannot be told apart by None, type, rank or dtype",
+                    statement.place,
                 )
     for path in paths_in_type(declared):
         if path == statement.path:
-            raise contract.source.error(f"{path} is declared by itself", statement.node)
+            raise contract.source.error(f"{path} is declared by itself", statement.place)
     for alternative in alternatives:
         for item in items_of(alternative):
             _check_type(item, statement, contract)
@@ -323,11 +321,10 @@ _WHAT: dict[SymbolKind, str] = {
 }
 
 
-def _first_use(name: str, contract: Contract) -> ast.AST | None:
+def _first_use(name: str, contract: Contract) -> Place | None:
     for clause in contract.clauses:
-        for node in ast.walk(clause.statement.node):
-            if isinstance(node, ast.Name) and node.id == name:
-                return node
+        if re.search(rf"\b{name}\b", clause.statement.text):
+            return contract.source.within(clause.statement.place, name)
     return None
 
 
@@ -411,7 +408,7 @@ def _rules(clause: Clause) -> Iterator[Rule]:
         case Require():
             yield Rule(statement.id, clause.cost_class, statement.reason.certain, statement)
         case Assign():
-            yield Rule(ast.unparse(statement.node), clause.cost_class, True, statement)
+            yield Rule(statement.text, clause.cost_class, True, statement)
         case Declare():
             for path, declared in declared_paths(statement.path, statement.type):
                 for aspect in _aspects(declared):
@@ -443,5 +440,5 @@ def _check_repeated(rules: tuple[Rule, ...], contract: Contract) -> None:
                     if isinstance(rule.statement, Declare)
                     else f"the rule {rule.id!r} stands here a second time"
                 )
-                raise contract.source.error(what, rule.statement.node)
+                raise contract.source.error(what, rule.statement.place)
         seen[rule.id].append(rule)

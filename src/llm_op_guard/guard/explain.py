@@ -167,7 +167,7 @@ class _Explanation:
                 except INAPPLICABLE:
                     return
                 except Broken as broken:
-                    rule_id = ast.unparse(clause.statement.node)
+                    rule_id = clause.statement.text
                     self._fault(clause, rule_id, names[0], str(broken), f"a value for {expr.text}", expr)
 
     def _broken_test(self, clause: Clause, test: Expr, broken: str) -> None:

@@ -327,7 +327,7 @@ def _ordered(steps: list[Step], contract: Contract, known: set[str]) -> list[Ste
             names = sorted({n for s in waiting for n in s.needs & {g for w in waiting for g in w.gives}})
             raise contract.source.error(
                 f"cannot be put in order: {', '.join(names) or 'a branch'} is needed to decide what gives its value",
-                (stuck.test.node if stuck.test is not None else stuck.clause.statement.node),
+                (stuck.test.node if stuck.test is not None else stuck.clause.statement.place),
             )
         waiting.remove(step)
         if step.kind != "solve" or not sure(step.symbol, step.given, done, known):

@@ -213,7 +213,7 @@ class _CheckWriter:
             code = f"_parts({code}, {len(statement.names)})"
         elif self.plan.has_later and not self.plan.after_call:
             code = f"_kept({code})"
-        yield comment(ast.unparse(statement.node))
+        yield comment(statement.text)
         yield from ("try:", f"    {target} = {code}", "except _inapplicable:", "    pass")
 
     def _require(self, step: Step) -> Iterator[str]:

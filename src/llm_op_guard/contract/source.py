@@ -1,0 +1,61 @@
+"""The text that a contract was read from, and places in it: what an error points to."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from llm_op_guard.errors import ContractError
+
+
+class Place(NamedTuple):
+    """Where something stands in a text: as `ast` counts, lines from 1 and columns from 0, in bytes."""
+
+    lineno: int
+    col_offset: int
+
+    @classmethod
+    def of(cls, node: ast.expr | ast.stmt) -> Place:
+        """Where a syntax node begins."""
+        return cls(node.lineno, node.col_offset)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Text that a contract was read from; turns a syntax node into a place for an error."""
+
+    file: str
+    text: str
+    first_line: int = 1
+    indent: int = 0
+
+    def error(self, problem: str, node: ast.AST | Place | None = None) -> ContractError:
+        """The error for `problem` at a syntax node or place (the start of the text when there is none)."""
+        line = getattr(node, "lineno", 1)
+        offset = getattr(node, "col_offset", 0)
+        return self.error_at(problem, line, offset)
+
+    def within(self, place: Place, name: str) -> Place:
+        """Where a name first stands from a place on; the place itself where it does not."""
+        lines = self.text.splitlines()
+        for number in range(place.lineno, len(lines) + 1):
+            start = place.col_offset if number == place.lineno else 0
+            line = lines[number - 1].encode("utf-8", "surrogatepass")
+            if found := re.search(rb"\b%s\b" % re.escape(name.encode()), line[start:]):
+                return Place(number, start + found.start())
+        return place
+
+    def error_at(self, problem: str, line: int, byte_offset: int = 0) -> ContractError:
+        """The error for `problem` at a 1-based `line` and a 0-based offset in UTF-8 bytes, as `ast` counts them."""
+        lines = self.text.splitlines() or [""]
+        shown = lines[min(line, len(lines)) - 1]
+        column = len(shown.encode("utf-8", "surrogatepass")[:byte_offset].decode("utf-8", "replace"))
+        return ContractError(
+            problem,
+            file=self.file,
+            line=self.first_line + line - 1,
+            column=self.indent + column + 1,
+            text=" " * self.indent + shown,
+        )
