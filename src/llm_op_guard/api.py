@@ -15,6 +15,7 @@ from types import FunctionType
 from typing import Any, TypeVar, overload
 
 from llm_op_guard.contract.expressions import suggestion
+from llm_op_guard.contract.json_form import parse_json_file
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.parse import dedented, docstring_section, parse_body, parse_file
 from llm_op_guard.contract.source import Source
@@ -74,11 +75,11 @@ tally = _Tally()
 
 
 def load(path: str | Path) -> dict[str, Contract]:
-    """Read a `.contract` file: its contracts by name.
+    """Read a `.contract` file, or one of the JSON form (`.json`): its contracts by name.
 
     Raises ContractError, with file, line and column, when anything in it is wrong.
     """
-    contracts = parse_file(path)
+    contracts = parse_json_file(path) if Path(path).suffix == ".json" else parse_file(path)
     for contract in contracts.values():
         _check_order(contract)
     return contracts

@@ -7,7 +7,7 @@ import difflib
 import math
 from collections.abc import Iterable
 
-from llm_op_guard.contract.model import path_of
+from llm_op_guard.contract.path import path_of
 from llm_op_guard.contract.source import Source
 from llm_op_guard.contract.vocabulary import DTYPE_SETS, FUNCTIONS, KEYWORDS
 

@@ -11,7 +11,8 @@ import copy
 from collections.abc import Iterable, Iterator
 
 from llm_op_guard.contract.expressions import names_in
-from llm_op_guard.contract.model import Assign, Declare, Expr, For, If, Require, Statement, path_of
+from llm_op_guard.contract.model import Assign, Declare, Expr, For, If, Require, Statement
+from llm_op_guard.contract.path import path_of
 from llm_op_guard.contract.source import Place, Source
 
 # What a loop that is written out may stand for: far above any real contract, and read in good time.

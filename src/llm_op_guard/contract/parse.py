@@ -15,19 +15,8 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from llm_op_guard.contract.expressions import check_expression, check_iterable, check_target, suggestion
-from llm_op_guard.contract.model import (
-    Assign,
-    Contract,
-    Declare,
-    Expr,
-    For,
-    If,
-    Path,
-    Reason,
-    Require,
-    Statement,
-    path_of,
-)
+from llm_op_guard.contract.model import Assign, Contract, Declare, Expr, For, If, Reason, Require, Statement
+from llm_op_guard.contract.path import Path, path_of
 from llm_op_guard.contract.source import Place, Source
 from llm_op_guard.contract.types import parse_type
 from llm_op_guard.contract.validate import validated
@@ -44,14 +33,17 @@ def parse_file(path: str | FilePath) -> dict[str, Contract]:
 
     Raises ContractError when the file cannot be read as UTF-8 text or any contract in it is wrong.
     """
-    file = FilePath(path)
+    return parse_stubs(read_text(FilePath(path)), str(path))
+
+
+def read_text(file: FilePath) -> str:
+    """The text of a contract file; raises ContractError when it cannot be read as UTF-8 text."""
     try:
-        text = file.read_text(encoding="utf-8")
+        return file.read_bytes().decode("utf-8")  # with its own line ends
     except OSError as error:
         raise ContractError(f"cannot read the file: {error.strerror or error}", file=str(file)) from None
     except UnicodeDecodeError as error:
         raise ContractError(f"the file is not UTF-8 text (byte {error.start})", file=str(file)) from None
-    return parse_stubs(text, str(file))
 
 
 def parse_stubs(text: str, file: str = "<contract>") -> dict[str, Contract]:

@@ -14,11 +14,11 @@ from llm_op_guard.contract.model import (
     Expr,
     Like,
     NoneType,
-    Path,
     Require,
     ScalarType,
     TensorType,
 )
+from llm_op_guard.contract.path import Path
 from llm_op_guard.contract.vocabulary import FUNCTIONS, TENSOR_ATTRIBUTES
 
 

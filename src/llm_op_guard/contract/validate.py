@@ -41,8 +41,8 @@ from llm_op_guard.contract.model import (
     TupleType,
     Type,
     dim_symbol,
-    path_of,
 )
+from llm_op_guard.contract.path import path_of
 from llm_op_guard.contract.solve import inverse
 from llm_op_guard.contract.source import Place, Source
 from llm_op_guard.contract.uses import check_uses

@@ -12,12 +12,12 @@ from llm_op_guard.contract.model import (
     DtypeOf,
     Like,
     ListType,
-    Path,
     RestOf,
     TensorType,
     TupleType,
     Type,
 )
+from llm_op_guard.contract.path import Path
 
 
 def items_of(alternative: Alternative) -> tuple[Type, ...]:

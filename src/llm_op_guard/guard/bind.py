@@ -25,7 +25,6 @@ from llm_op_guard.contract.model import (
     ListType,
     LiteralType,
     NoneType,
-    Path,
     ScalarType,
     Size,
     TensorType,
@@ -33,6 +32,7 @@ from llm_op_guard.contract.model import (
     Type,
     dim_symbol,
 )
+from llm_op_guard.contract.path import Path
 from llm_op_guard.contract.solve import inverse
 from llm_op_guard.guard import functions
 from llm_op_guard.guard.evaluate import Values, dtype_values

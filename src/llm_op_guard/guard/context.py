@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
-from llm_op_guard.contract.model import Contract, Declare, Path
+from llm_op_guard.contract.model import Contract, Declare
+from llm_op_guard.contract.path import Path
 from llm_op_guard.contract.walk import declared_paths
 from llm_op_guard.guard.reading import UNSET, is_a, is_tensor, number_now, optional_attribute, path_value
 from llm_op_guard.guard.reads import reads_of

@@ -6,7 +6,8 @@ import ast
 from collections.abc import Iterable
 from typing import Any
 
-from llm_op_guard.contract.model import DtypeOf, Expr, TensorType, path_of
+from llm_op_guard.contract.model import DtypeOf, Expr, TensorType
+from llm_op_guard.contract.path import path_of
 from llm_op_guard.guard import functions
 from llm_op_guard.guard.evaluate import Values, show
 from llm_op_guard.guard.reading import INAPPLICABLE, Broken

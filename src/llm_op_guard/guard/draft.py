@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from llm_op_guard.contract.model import Like, Path
+from llm_op_guard.contract.model import Like
+from llm_op_guard.contract.path import Path
 from llm_op_guard.guard.expression_source import ExpressionWriter
 from llm_op_guard.guard.names import Names
 from llm_op_guard.guard.plan import Given, Plan, Step, never_both, sure

@@ -8,7 +8,8 @@ from functools import cache
 from typing import Any
 
 from llm_op_guard.contract.expressions import LOOPS
-from llm_op_guard.contract.model import DtypeName, DtypeSet, Expr, Path, path_of
+from llm_op_guard.contract.model import DtypeName, DtypeSet, Expr
+from llm_op_guard.contract.path import Path, path_of
 from llm_op_guard.contract.vocabulary import DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, RAW_KINDS, dtype_names
 from llm_op_guard.guard import functions
 from llm_op_guard.guard.reading import (

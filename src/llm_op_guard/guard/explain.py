@@ -29,7 +29,6 @@ from llm_op_guard.contract.model import (
     Leaf,
     Like,
     ListType,
-    Path,
     Require,
     Rest,
     RestOf,
@@ -39,6 +38,7 @@ from llm_op_guard.contract.model import (
     TupleType,
     Type,
 )
+from llm_op_guard.contract.path import Path
 from llm_op_guard.guard.bind import LONGEST_LIST, Bindings, aligned, committed, dtype_fits, fits
 from llm_op_guard.guard.describe import (
     describe_rule,

@@ -8,16 +8,8 @@ from collections.abc import Callable
 from typing import Literal
 
 from llm_op_guard.contract.expressions import LOOPS, names_in
-from llm_op_guard.contract.model import (
-    DtypeSet,
-    Expr,
-    Like,
-    NoneType,
-    Path,
-    ScalarType,
-    TensorType,
-    path_of,
-)
+from llm_op_guard.contract.model import DtypeSet, Expr, Like, NoneType, ScalarType, TensorType
+from llm_op_guard.contract.path import Path, path_of
 from llm_op_guard.contract.vocabulary import DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, RAW_KINDS
 from llm_op_guard.guard.names import Names
 from llm_op_guard.guard.plan import Given, Plan, Step

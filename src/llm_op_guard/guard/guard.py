@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
 from typing import Any, Protocol
 
-from llm_op_guard.contract.model import Contract, CostClass, Path, Require
+from llm_op_guard.contract.model import Contract, CostClass, Require
+from llm_op_guard.contract.path import Path
 from llm_op_guard.errors import GuardError, GuardInternalWarning, GuardWarning
 from llm_op_guard.guard.compile import compile_check
 from llm_op_guard.guard.context import tensors_among

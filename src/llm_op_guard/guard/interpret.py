@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from llm_op_guard.contract.model import Contract, CostClass, ListType, Path, Type
+from llm_op_guard.contract.model import Contract, CostClass, ListType, Type
+from llm_op_guard.contract.path import Path
 from llm_op_guard.contract.walk import declared_types, paths_in_type
 from llm_op_guard.errors import GuardError
 from llm_op_guard.guard.bind import Bindings

@@ -27,7 +27,6 @@ from llm_op_guard.contract.model import (
     DtypeSymbol,
     Expr,
     Like,
-    Path,
     Require,
     RestOf,
     Size,
@@ -36,6 +35,7 @@ from llm_op_guard.contract.model import (
     TupleType,
     Type,
 )
+from llm_op_guard.contract.path import Path
 from llm_op_guard.contract.solve import inverse
 from llm_op_guard.contract.validate import bound_symbols
 from llm_op_guard.contract.walk import paths_in_type

@@ -19,7 +19,6 @@ from llm_op_guard.contract.model import (
     Like,
     LiteralType,
     NoneType,
-    Path,
     Rest,
     RestOf,
     ScalarType,
@@ -29,6 +28,7 @@ from llm_op_guard.contract.model import (
     TupleType,
     dim_symbol,
 )
+from llm_op_guard.contract.path import Path
 from llm_op_guard.contract.solve import inverse
 from llm_op_guard.guard.draft import Draft, comment, indented, path_of_step, steps_source
 from llm_op_guard.guard.expression_source import atom
