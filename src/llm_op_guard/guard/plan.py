@@ -60,31 +60,25 @@ def plan_check(contract: Contract, classes: Iterable[CostClass], *, after_call: 
     later = [c for c in clauses if c.after_call]
     if not clauses or (after_call and not later):
         return None
-    known = _handed_on(contract, later) if later else ()
-    snapshots = tuple(dict.fromkeys(p for c in later for p in _paths_at_entry(c)))
     before = list(steps_of(contract, [c for c in clauses if not c.after_call]))
     after = list(steps_of(contract, later))
+    # What the check before the call knows of the names that the one after it meets again.
+    earlier = frozenset().union(*(step.gives for step in before))
+    known = earlier & frozenset().union(*(step.needs | step.gives for step in after))
     used = frozenset().union(*map(names_read, (*before, *after)))
     # A parameter may be called result; what the contract calls so is what was returned.
     parameters = tuple(name for name in contract.parameters if name in used and name != "result")
-    steps = _ordered(after if after_call else before, contract, frozenset(known if after_call else ()))
-    # After the call all arguments are at hand again, so that explain can say where a symbol got its value.
     return Plan(
-        contract, tuple(steps), parameters, after_call, known, snapshots, parameters if later else (), bool(later)
+        contract,
+        tuple(_ordered(after, contract, known) if after_call else _ordered(before, contract, frozenset())),
+        parameters,
+        after_call,
+        known=tuple(sorted(known)),
+        snapshots=tuple(dict.fromkeys(path for clause in later for path in _paths_at_entry(clause))),
+        # After the call all arguments are at hand again, so that explain can say where a symbol got its value.
+        hands_on=parameters if later else (),
+        has_later=bool(later),
     )
-
-
-def _handed_on(contract: Contract, later: list[Clause]) -> tuple[str, ...]:
-    """The symbols and assigned names of the check before the call that the check after it reads."""
-    earlier = {
-        name
-        for clause in contract.clauses
-        if not clause.after_call
-        for step in steps_of(contract, [clause])
-        for name in step.gives
-    }
-    read = {name for step in steps_of(contract, later) for name in (*step.needs, *step.gives)}
-    return tuple(sorted(earlier & read))
 
 
 def _paths_at_entry(clause: Clause) -> Iterator[Path]:
