@@ -1,4 +1,4 @@
-"""Plans: which steps a check has, in which order, what it hands on."""
+"""Plans: which steps a check has, in which order, what it hands on, and that each contract object has its own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 import llm_op_guard as og
 from llm_op_guard.contract.model import CostClass
-from llm_op_guard.contract.parse import parse_body
+from llm_op_guard.contract.parse import parse_body, parse_stubs
 from llm_op_guard.guard.plan import Plan, plan_check
 from llm_op_guard.guard.steps import Agree, Decide, Demand, Let, Match, Read, Solve
 
@@ -92,6 +92,17 @@ def test_nothing_is_handed_on_that_a_check_without_value_rules_never_knows() -> 
     text = "x: any[D, highest(y)]\nreturns: any[D]"
     assert planned(text).known == ("D",)
     assert planned(text, classes=("A",)).known == planned(text, classes=("A",), after_call=True).known == ()
+
+
+def test_each_contract_object_has_its_own_plan_made_once() -> None:
+    text = "LIMIT = {}\ndef f(x):\n    require(len(x.shape) == LIMIT)\n    ensure(result == LIMIT)\n"
+    one, other = (parse_stubs(text.format(limit))["f"] for limit in (1, 2))
+    assert one == other  # constants are no part of what contracts are compared by
+    for contract in (one, other):
+        for after_call in (False, True):
+            plan = plan_check(contract, ("A",), after_call=after_call)
+            assert plan is not None and plan.contract is contract
+            assert plan_check(contract, ["A"], after_call=after_call) is plan
 
 
 def test_different_checks_of_one_contract_have_different_plans() -> None:

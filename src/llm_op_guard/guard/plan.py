@@ -53,9 +53,17 @@ class Plan:
 def plan_check(contract: Contract, classes: Iterable[CostClass], *, after_call: bool = False) -> Plan | None:
     """The plan for the rules of these cost classes, or None when there are none at that time.
 
-    Raises ContractError when statements need each other in a circle.
+    Made once for each contract object, which keeps it. Raises ContractError when statements need each other in a
+    circle.
     """
     wanted = frozenset(classes)
+    if (wanted, after_call) not in contract.plans:
+        contract.plans[wanted, after_call] = _planned(contract, wanted, after_call)
+    plan: Plan | None = contract.plans[wanted, after_call]
+    return plan
+
+
+def _planned(contract: Contract, wanted: frozenset[CostClass], after_call: bool) -> Plan | None:
     clauses = [c for c in contract.clauses if c.cost_class in wanted]
     later = [c for c in clauses if c.after_call]
     if not clauses or (after_call and not later):
