@@ -397,7 +397,7 @@ class Contract:
     `parameters` are the operator's parameter names in order, `signature` the parameter list of a stub as it is written
     (None for a contract that has that of its function); `constants` the values that its file names; `symbols` the
     names that stand for sizes, groups of sizes, dtypes and devices; `assigned` the names that the contract itself
-    defines.
+    defines. In `plans` the guards made from this contract share what they have worked out.
     """
 
     name: str
@@ -411,6 +411,8 @@ class Contract:
     symbols: dict[str, SymbolKind] = field(compare=False, repr=False, default_factory=dict)
     clauses: tuple[Clause, ...] = field(compare=False, repr=False, default=())
     rules: tuple[Rule, ...] = field(compare=False, repr=False, default=())
+    # Kept here, not in a dict of contracts: those that say the same are equal, whatever their constants and places.
+    plans: dict[Any, Any] = field(init=False, compare=False, repr=False, default_factory=dict)
 
     @cached_property
     def assigned(self) -> frozenset[str]:

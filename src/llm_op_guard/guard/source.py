@@ -12,16 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from llm_op_guard.contract.model import (
-    Assign,
-    DtypeName,
-    DtypeSet,
-    Require,
-)
-from llm_op_guard.guard.draft import Draft, comment, indented, path_of_step, steps_source
+from llm_op_guard.contract.model import DtypeName, DtypeSet
+from llm_op_guard.contract.path import Path
+from llm_op_guard.guard.draft import Draft, comment, indented, steps_source
 from llm_op_guard.guard.expression_source import ExpressionWriter
 from llm_op_guard.guard.names import Names
-from llm_op_guard.guard.plan import Given, Plan, Step
+from llm_op_guard.guard.plan import Plan
+from llm_op_guard.guard.steps import Agree, Decide, Demand, Given, Let, Match, Read, Solve, Step, Telling
 from llm_op_guard.guard.type_source import TypeWriter
 
 CHECK = "check"
@@ -142,48 +139,37 @@ class _CheckWriter:
             yield from (("    " * len(opened)) + line for line in lines)
 
     def _condition(self, fact: Given) -> str:
-        step = next(s for s in self.plan.steps if s.fact == fact.name)
-        match step.kind:
-            case "test":
+        match next(s for s in self.plan.steps if isinstance(s, Telling) and s.fact == fact.name):
+            case Decide():
                 case = self.draft.names.case(fact.name)
                 if fact.value:
                     return case
                 return f"not {case}" if fact.name in self.draft.decided else f"{case} is False"
-            case "read":
-                absent = "_unset" if path_of_step(step).steps else "None"
-                return f"{self.draft.names.path(path_of_step(step))} is not {absent}"
-            case _:
-                return f"{self.draft.names.kind(path_of_step(step))} == {fact.value}"
+            case Read(path=path):
+                return f"{self.draft.names.path(path)} is not {'_unset' if path.steps else 'None'}"
+            case Match(path=path):
+                return f"{self.draft.names.kind(path)} == {fact.value}"
 
     # ------------------------------------------------------------ steps
 
     def _step(self, step: Step) -> Iterator[str]:
-        match step.kind:
-            case "test":
-                yield from self._test(step)
-            case "read":
-                path = path_of_step(step)
-                if path.steps:
-                    root = self.draft.names.own(path.root)
-                    reader = (
-                        "_attribute_or_unset"
-                        if len(path.steps) == 1 and isinstance(path.steps[0], str)
-                        else "_path_value"
-                    )
-                    yield f"{self.draft.names.path(path)} = {reader}({root}{steps_source(path)})"
-            case "match":
-                yield from self.types.match(step)
-            case "solve":
-                yield from self.types.solve(step)
-            case "agree":
-                yield from self.types.agree(step)
-            case "let":
-                yield from self._let(step)
-            case "require":
-                yield from self._require(step)
+        match step:
+            case Decide():
+                return self._decide(step)
+            case Read(path=path):
+                return self._read(path)
+            case Match():
+                return self.types.match(step)
+            case Solve():
+                return self.types.solve(step)
+            case Agree():
+                return self.types.agree(step)
+            case Let():
+                return self._let(step)
+            case Demand():
+                return self._demand(step)
 
-    def _test(self, step: Step) -> Iterator[str]:
-        assert step.test is not None and step.fact is not None
+    def _decide(self, step: Decide) -> Iterator[str]:
         writer = self.draft.writer(step)
         writer.lazy = True
         # Where nothing hangs on the test being false, it may as well be false as not apply.
@@ -200,9 +186,15 @@ class _CheckWriter:
             self.draft.decided.add(step.fact)
             yield f"{case} = {code}"
 
-    def _let(self, step: Step) -> Iterator[str]:
-        statement = step.clause.statement
-        assert isinstance(statement, Assign)
+    def _read(self, path: Path) -> Iterator[str]:
+        if path.steps:
+            one = len(path.steps) == 1 and isinstance(path.steps[0], str)
+            reader = "_attribute_or_unset" if one else "_path_value"
+            root = self.draft.names.own(path.root)
+            yield f"{self.draft.names.path(path)} = {reader}({root}{steps_source(path)})"
+
+    def _let(self, step: Let) -> Iterator[str]:
+        statement = step.statement
         writer = self.draft.writer(step)
         writer.lazy = True
         code = writer.raw(statement.expr.node)
@@ -216,12 +208,10 @@ class _CheckWriter:
         yield comment(statement.text)
         yield from ("try:", f"    {target} = {code}", "except _inapplicable:", "    pass")
 
-    def _require(self, step: Step) -> Iterator[str]:
-        statement = step.clause.statement
-        assert isinstance(statement, Require)
+    def _demand(self, step: Demand) -> Iterator[str]:
         writer = self.draft.writer(step)
-        yield comment(statement.id)
-        broken = negated(statement.expr.node, writer)
+        yield comment(step.statement.id)
+        broken = negated(step.statement.expr.node, writer)
         yield from self.draft.judged(step, broken, writer)
 
 
