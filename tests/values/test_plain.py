@@ -252,7 +252,7 @@ def test_a_row_that_is_filled_keeps_no_key(dtype: torch.dtype, filling: float | 
 )
 def test_where_a_key_begins_to_be_dropped(dtype: torch.dtype, row: list[float], alive: bool) -> None:
     mask = torch.tensor(row, dtype=torch.float64).to(dtype)
-    assert mask.tolist() == row or dtype.itemsize < 4
+    assert mask[0].item() == row[0]  # the boundary is a number of the dtype
     assert plain.live_rows(mask) is alive
 
 
