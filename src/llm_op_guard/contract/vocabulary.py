@@ -116,8 +116,9 @@ FUNCTIONS: dict[str, Function] = {
         Function("any_per_row", "B", (("x", "tensor"),), "along the last dimension some element is true (not 0)"),
         Function(
             "live_rows", "B", (("mask", "tensor"),),
-            "every row of an attention mask keeps a key: True in a boolean mask, far above the lowest number in an "
-            "additive one",
+            "every row of an attention mask keeps a key: what is not 0 in a mask of bools or integers; in an additive "
+            "one what is above -1e8 (in float16 -32752, in float8 half the lowest number), unless a row of several "
+            "keys is filled with one number of -9984 or below (bfloat16's -1e4)",
         ),
         Function(
             "equal", "B", (("a", "tensor"), ("b", "tensor"), ("where", "tensor")),

@@ -335,7 +335,7 @@ def show(value: Any) -> str:
         return f"a text of {len(value)} characters"
     if isinstance(value, tuple):
         return f"({', '.join(show(part) for part in value)}{',' if len(value) == 1 else ''})"
-    if value is None or isinstance(value, bool | int | float):
+    if value is None or isinstance(value, bool | int | float) or type(value) is complex:
         return str(value)
     if is_tensor(value):
         return f"{show(value.dtype)}[{', '.join(map(str, value.shape))}]"
