@@ -20,7 +20,7 @@ from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.parse import dedented, docstring_section, parse_body, parse_file
 from llm_op_guard.contract.source import Source
 from llm_op_guard.errors import ContractError, GuardWarning, InstallError, LlmOpGuardError
-from llm_op_guard.guard import functions
+from llm_op_guard.guard import functions, memory
 from llm_op_guard.guard.guard import Guard
 from llm_op_guard.guard.plan import plan_check
 from llm_op_guard.install.callables import operation as operation_of
@@ -324,6 +324,8 @@ def _adjust() -> None:
 
 
 on_change(_adjust)
+# Guards may have been off for a while: what was remembered about objects need not be so any more.
+on_change(memory.forget_all)
 
 
 def count_checks() -> None:

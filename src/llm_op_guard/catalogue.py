@@ -11,7 +11,7 @@ from llm_op_guard import api
 from llm_op_guard.contract.expressions import suggestion
 from llm_op_guard.contract.json_form import to_json
 from llm_op_guard.contract.json_schema import json_schema
-from llm_op_guard.contract.model import Assign, Contract, Expr, Rule
+from llm_op_guard.contract.model import Assign, Contract, Expr, Remember, Rule
 from llm_op_guard.contract.parse import parse_stubs
 from llm_op_guard.report.overview import render_table
 from llm_op_guard.report.terminal import Terminal
@@ -80,7 +80,7 @@ def _shown(name: str, contract: Contract) -> str:
 
 
 def _rule(rule: Rule) -> tuple[str, ...]:
-    reason = None if isinstance(rule.statement, Assign) else rule.statement.reason
+    reason = None if isinstance(rule.statement, Assign | Remember) else rule.statement.reason
     return rule.id, rule.cost_class, "certain" if rule.certain else "suspect", _text(reason.because if reason else None)
 
 

@@ -57,6 +57,7 @@ def operator(self, q, k, /, mask=None, *rest, causal=False, **options):
         if i > 0:
             require(item.ndim == 3)
     returns: (like(q), None | list[int])
+    remember(self.cache, rows=L, owner=identity(self))
     ensure(all(v > 0 for v in result[1]), because="counts")
 """
 
@@ -188,7 +189,7 @@ TEXT = """{"contracts": [
      {"declare": "q", "type": "floating[B, D]"},
      %s
    ]}]}"""
-KINDS = "a statement says with one key what it is: declare, assign, require, ensure, if, for, input, output"
+KINDS = "a statement says with one key what it is: declare, assign, require, ensure, remember, if, for, input, output"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import Any
 
 from llm_op_guard.contract.expressions import suggestion
 from llm_op_guard.contract.json_document import Document, Pointer
-from llm_op_guard.contract.model import Assign, Contract, Declare, Expr, For, If, Reason, Require, Statement
+from llm_op_guard.contract.model import Assign, Contract, Declare, Expr, For, If, Reason, Remember, Require, Statement
 from llm_op_guard.contract.parse import MAX_CHARACTERS, MAX_NESTING, parse_stubs, read_text
 from llm_op_guard.contract.source import Source
 from llm_op_guard.errors import ContractError
@@ -32,6 +32,7 @@ STATEMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "assign": (("value",), ()),
     "require": ((), RULE_KEYS),
     "ensure": ((), RULE_KEYS),
+    "remember": (("facts",), ()),
     "if": (("then",), ("else",)),
     "for": (("in", "do"), ()),
     "input": ((), ()),
@@ -70,6 +71,8 @@ def _statement_data(statement: Statement) -> dict[str, Any]:
             own_id = {"id": rule_id} if rule_id != expr.text else {}
             own_error = {"error": error} if error is not None else {}
             return {"ensure" if promised else "require": expr.text, **own_id, **_reason_data(reason), **own_error}
+        case Remember(path=path, facts=facts):
+            return {"remember": str(path), "facts": {name: expr.text for name, expr in facts}}
         case If(test=test, body=body, orelse=orelse):
             otherwise = {"else": _body_data(orelse)} if orelse else {}
             return {"if": test.text, "then": _body_data(body), **otherwise}
@@ -225,6 +228,13 @@ class _Writer:
                 yield _line(at, _Piece(joined, here), " = ", self._expression(data["value"], (*at, "value")))
             case "require" | "ensure":
                 yield _line(at, f"{kind}(", self._expression(data[kind], here), *self._keywords(data, at), ")")
+            case "remember":
+                facts = self._object(data["facts"], (*at, "facts"))
+                parts: list[str | _Piece] = []
+                for name, value in facts.items():
+                    key: Pointer = (*at, "facts", name)
+                    parts += [", ", _Piece(self._name(name, key), key), "=", self._expression(value, key)]
+                yield _line(at, "remember(", self._expression(data[kind], here), *parts, ")")
             case "if":
                 yield _line(at, "if ", self._expression(data[kind], here), ":")
                 yield from self._body(data["then"], (*at, "then"))

@@ -38,6 +38,8 @@ _VALUES: dict[str, Any] = {
     "value": _EXPRESSION,
     "require": _EXPRESSION,
     "ensure": _EXPRESSION,
+    "remember": {"description": "the parameter, or what can be read from one, that facts are kept of", **_EXPRESSION},
+    "facts": {"type": "object", "minProperties": 1, "propertyNames": _NAME, "additionalProperties": _EXPRESSION},
     "if": _EXPRESSION,
     "then": _BODY,
     "else": _BODY,

@@ -11,7 +11,7 @@ import copy
 from collections.abc import Iterable, Iterator
 
 from llm_op_guard.contract.expressions import names_in
-from llm_op_guard.contract.model import Assign, Declare, Expr, For, If, Require, Statement
+from llm_op_guard.contract.model import Assign, Declare, Expr, For, If, Remember, Require, Statement
 from llm_op_guard.contract.path import path_of
 from llm_op_guard.contract.source import Place, Source
 
@@ -164,8 +164,9 @@ def _substituted(
                 steps = path.steps if target is not None else ()
                 whole = type(path)(root.root, (*root.steps, *steps))
                 yield Declare(whole, statement.type, statement.reason, statement.place)
-            case Assign():
-                raise source.error("a name is not given within a loop", statement.place)
+            case Assign() | Remember():
+                what = "a name is not given" if isinstance(statement, Assign) else "nothing is remembered"
+                raise source.error(f"{what} within a loop", statement.place)
             case For():
                 iterable = Expr.of(_replaced(statement.iterable.node, bound, source))
                 inner_loop = For(statement.target, iterable, statement.body, statement.place)

@@ -331,6 +331,20 @@ class Require:
 
 
 @dataclass(frozen=True)
+class Remember:
+    """`remember(path, name=expr, …)`: facts about an object, which the contracts of later calls `recall`."""
+
+    path: Path
+    facts: tuple[tuple[str, Expr], ...]
+    place: Place = field(compare=False, repr=False)
+
+    @property
+    def text(self) -> str:
+        """The statement in normal form."""
+        return f"remember({self.path}, {', '.join(f'{name}={expr.text}' for name, expr in self.facts)})"
+
+
+@dataclass(frozen=True)
 class If:
     """`if`/`elif`/`else`; an `elif` is an `If` alone in `orelse`."""
 
@@ -350,8 +364,8 @@ class For:
     place: Place = field(compare=False, repr=False)
 
 
-Statement = Declare | Assign | Require | If | For
-Leaf = Declare | Assign | Require
+Statement = Declare | Assign | Require | Remember | If | For
+Leaf = Declare | Assign | Require | Remember
 
 
 @dataclass(frozen=True)
@@ -364,17 +378,21 @@ class Condition:
 
 @dataclass(frozen=True)
 class Clause:
-    """A statement without its nesting: what it says, the branches it stands in, what it costs, when it runs."""
+    """A statement without its nesting: what it says, the branches it stands in, what it costs, when it runs.
+
+    `eager` says that it reads or keeps what a program that is traced must not depend on.
+    """
 
     statement: Leaf
     conditions: tuple[Condition, ...]
     cost_class: CostClass = "A"
     after_call: bool = False
+    eager: bool = False
 
     @property
     def certain(self) -> bool:
         """Whether breaking it is wrong for sure."""
-        return isinstance(self.statement, Assign) or self.statement.reason.certain
+        return isinstance(self.statement, Assign | Remember) or self.statement.reason.certain
 
 
 @dataclass(frozen=True)

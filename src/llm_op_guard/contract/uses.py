@@ -14,6 +14,7 @@ from llm_op_guard.contract.model import (
     Expr,
     Like,
     NoneType,
+    Remember,
     Require,
     ScalarType,
     TensorType,
@@ -32,7 +33,8 @@ def check_uses(clause: Clause, contract: Contract) -> None:
         judged.append(statement.expr)
     if isinstance(statement, Require) and not names_in(statement.expr.node):
         raise contract.source.error("the condition reads nothing of the call", statement.expr.node)
-    for expr in (*judged, *([statement.expr] if isinstance(statement, Assign) else [])):
+    kept = [expr for _, expr in statement.facts] if isinstance(statement, Remember) else []
+    for expr in (*judged, *kept, *([statement.expr] if isinstance(statement, Assign) else [])):
         _check(expr, contract)
 
 

@@ -12,6 +12,7 @@ from llm_op_guard.contract.model import DtypeName, DtypeSet, Expr
 from llm_op_guard.contract.path import Path, path_of
 from llm_op_guard.contract.vocabulary import DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, RAW_KINDS, dtype_names
 from llm_op_guard.guard import functions
+from llm_op_guard.guard.memory import Identity
 from llm_op_guard.guard.reading import (
     INAPPLICABLE,
     UNSET,
@@ -331,6 +332,8 @@ def dtype_values(dtype: DtypeName | DtypeSet) -> Any:
 
 def show(value: Any) -> str:
     """A value for a message: sizes, dtypes, devices and numbers; texts and objects only by kind."""
+    if isinstance(value, Identity):
+        return str(value)
     if is_a(value, str):
         return f"a text of {len(value)} characters"
     if isinstance(value, tuple):

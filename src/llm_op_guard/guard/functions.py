@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llm_op_guard.contract.solve import Undo
+from llm_op_guard.guard import memory
 from llm_op_guard.guard.reading import Broken, NotApplicable, is_tensor, shape_of
 
 # Larger results stand for no size, bound or count, and could take all memory.
@@ -226,6 +227,8 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "largest": largest_number,
     "arch": arch,
     "version": version,
+    "recall": memory.recall,
+    "identity": memory.identity,
 }
 
 

@@ -15,6 +15,7 @@ from llm_op_guard.contract.model import (
     CostClass,
     Declare,
     Like,
+    Remember,
     TensorType,
 )
 from llm_op_guard.contract.path import Path
@@ -24,6 +25,7 @@ from llm_op_guard.guard.steps import (
     Decide,
     Demand,
     Given,
+    Keep,
     Let,
     Match,
     Read,
@@ -41,7 +43,8 @@ class Plan:
 
     `parameters` are the arguments that the check needs, in signature order. What the check before the call hands on
     to the check after it: the symbols and assigned names `known`, what the tensors at `snapshots` looked like, and
-    the arguments `hands_on`. `has_later` says whether there is a check after it.
+    the arguments `hands_on`. `has_later` says whether there is a check after it, `forgets` which facts about which
+    objects are not known while the call is under way.
     """
 
     contract: Contract
@@ -52,6 +55,7 @@ class Plan:
     snapshots: tuple[Path, ...] = ()
     hands_on: tuple[str, ...] = ()
     has_later: bool = False
+    forgets: tuple[tuple[Path, tuple[str, ...]], ...] = ()
 
     def with_parameters(self, parameters: tuple[str, ...]) -> Plan:
         """The same steps in a check that takes these arguments, some of which it may not use."""
@@ -94,7 +98,15 @@ def _planned(contract: Contract, wanted: frozenset[CostClass], after_call: bool)
         # After the call all arguments are at hand again, so that explain can say where a symbol got its value.
         hands_on=parameters if later else (),
         has_later=bool(later),
+        forgets=() if after_call else tuple(forgotten(later)),
     )
+
+
+def forgotten(clauses: Iterable[Clause]) -> Iterator[tuple[Path, tuple[str, ...]]]:
+    """Which facts about which arguments a call may change."""
+    for clause in clauses:
+        if isinstance(clause.statement, Remember) and clause.statement.path.root != "result":
+            yield clause.statement.path, tuple(name for name, _ in clause.statement.facts)
 
 
 def _paths_at_entry(clause: Clause) -> Iterator[Path]:
@@ -105,7 +117,7 @@ def _paths_at_entry(clause: Clause) -> Iterator[Path]:
 # ---------------------------------------------------------------- order
 
 
-_KINDS = (Decide, Read, Match, Let, Solve, Agree, Demand)
+_KINDS = (Decide, Read, Match, Let, Solve, Agree, Demand, Keep)
 
 
 def _ordered(steps: list[Step], contract: Contract, known: frozenset[str]) -> list[Step]:
@@ -135,9 +147,14 @@ def _ordered(steps: list[Step], contract: Contract, known: frozenset[str]) -> li
     return done
 
 
-def _turn(step: Step) -> tuple[CostClass, bool, bool, int]:
+def _turn(step: Step) -> tuple[tuple[bool, CostClass, bool], bool, bool, int]:
     """What comes first where nothing else decides: the cheap, the certain, plain arguments, the kinds in order."""
-    return step.clause.cost_class, not step.certain, not _is_scalar(step), _KINDS.index(type(step))
+    return _tier(step), not step.certain, not _is_scalar(step), _KINDS.index(type(step))
+
+
+def _tier(step: Step) -> tuple[bool, CostClass, bool]:
+    """A step never waits for one of a later tier: what is traced too comes before what is not, what is kept last."""
+    return isinstance(step, Keep), step.clause.cost_class, step.clause.eager
 
 
 def _is_scalar(step: Step) -> bool:
@@ -149,7 +166,7 @@ def _pending(step: Step, waiting: list[Step], *, but_solve: bool = False) -> boo
     """Whether a step that might give a needed name has not been placed yet."""
     return any(
         other is not step
-        and other.clause.cost_class <= step.clause.cost_class
+        and _tier(other) <= _tier(step)
         and not never_both(step.given, other.given)
         and (
             (other.gives & step.needs and not (but_solve and isinstance(other, Solve)))

@@ -18,7 +18,7 @@ from llm_op_guard.guard.draft import Draft, comment, indented, steps_source
 from llm_op_guard.guard.expression_source import ExpressionWriter
 from llm_op_guard.guard.names import Names
 from llm_op_guard.guard.plan import Plan
-from llm_op_guard.guard.steps import Agree, Decide, Demand, Given, Let, Match, Read, Solve, Step, Telling
+from llm_op_guard.guard.steps import Agree, Decide, Demand, Given, Keep, Let, Match, Read, Solve, Step, Telling
 from llm_op_guard.guard.type_source import TypeWriter
 
 CHECK = "check"
@@ -62,10 +62,10 @@ class _CheckWriter:
             lines = list(self._step(step))
             self.draft.done.append(step)
             if lines:
-                blocks.append((step.clause.cost_class == "B", (step.given, lines)))
-        metadata = list(self._nested([block for costly, block in blocks if not costly]))
-        values = list(self._nested([block for costly, block in blocks if costly]))
-        body = metadata + (["if not _tracing():", *indented(values)] if values else [])
+                blocks.append((step.clause.cost_class == "B" or step.clause.eager, (step.given, lines)))
+        always = list(self._nested([block for untraced, block in blocks if not untraced]))
+        untraced = [*self._nested([block for untraced, block in blocks if untraced]), *self._forgets()]
+        body = always + (["if not _tracing():", *indented(untraced)] if untraced else [])
         return "\n".join([*self._head(), *indented(self._frame(body)), ""])
 
     def _head(self) -> Iterator[str]:
@@ -84,7 +84,11 @@ class _CheckWriter:
             arguments = f"(result, state, {arguments})"
         if any("_Tensor" in line for line in body):
             yield "if _jit_state() is not None:"
+            yield from indented(self._forgets())
             yield "    return None"
+        if self.plan.forgets:
+            yield "if _tracing():"
+            yield "    _comptime()(_distrust)"
         for name in sorted(self.draft.maybe - set(self.plan.known) if self.plan.after_call else self.draft.maybe):
             yield f"{self.draft.names.own(name)} = None"
         if self.draft.doubts:
@@ -113,6 +117,7 @@ class _CheckWriter:
         yield f"_error = _failed({arguments})"
         yield "if _error is not None:"
         yield "    raise _error"
+        yield from self._forgets()
         yield "return None"
 
     def _state(self) -> Iterator[str]:
@@ -124,6 +129,14 @@ class _CheckWriter:
             *map(self.draft.names.own, self.plan.hands_on),
         ]
         yield f"_state = ({''.join(f'{part}, ' for part in parts)})"
+
+    def _forgets(self) -> Iterator[str]:
+        for path, names in self.plan.forgets:
+            yield f"_forget({self._at(path)}, {names!r})"
+
+    def _at(self, path: Path) -> str:
+        root = self.draft.names.own(path.root)
+        return f"_path_value({root}{steps_source(path)})" if path.steps else root
 
     def _nested(self, blocks: list[Block]) -> Iterator[str]:
         """Blocks under their conditions; neighbours share those that they have in common."""
@@ -168,6 +181,8 @@ class _CheckWriter:
                 return self._let(step)
             case Demand():
                 return self._demand(step)
+            case Keep():
+                return self._keep(step)
 
     def _decide(self, step: Decide) -> Iterator[str]:
         writer = self.draft.writer(step)
@@ -213,6 +228,16 @@ class _CheckWriter:
         yield comment(step.statement.id)
         broken = negated(step.statement.expr.node, writer)
         yield from self.draft.judged(step, broken, writer)
+
+    def _keep(self, step: Keep) -> Iterator[str]:
+        yield comment(step.statement.text)
+        yield "_facts = {}"
+        for name, expr in step.statement.facts:
+            writer = self.draft.writer(step)
+            writer.lazy = True
+            yield from ("try:", f"    _facts[{name!r}] = {writer.value(expr.node)}", "except _unjudged:", "    pass")
+        names = tuple(name for name, _ in step.statement.facts)
+        yield f"_remember({self._at(step.statement.path)}, {names!r}, _facts)"
 
 
 def _is_truth(node: ast.expr) -> bool:

@@ -24,6 +24,7 @@ from llm_op_guard.contract.model import (
     DtypeOf,
     DtypeSymbol,
     Expr,
+    Remember,
     Require,
     RestOf,
     Size,
@@ -131,7 +132,14 @@ class Demand(_Step):
     statement: Require
 
 
-Step = Decide | Read | Match | Solve | Agree | Let | Demand
+@dataclass(frozen=True, kw_only=True)
+class Keep(_Step):
+    """Remember facts about an object, when all else of a call is right."""
+
+    statement: Remember
+
+
+Step = Decide | Read | Match | Solve | Agree | Let | Demand | Keep
 # Those that tell a fact for others to wait for.
 Telling = Decide | Read | Match
 
@@ -153,6 +161,8 @@ def names_read(step: Step) -> frozenset[str]:
             return frozenset({path.root, *sizes, *(other.root for other in paths_in_tensor(tensor))})
         case Let(statement=Assign(expr=expr)) | Demand(statement=Require(expr=expr)):
             return frozenset(names_in(expr.node))
+        case Keep(statement=statement):
+            return frozenset({statement.path.root, *(n for _, expr in statement.facts for n in names_in(expr.node))})
 
 
 # ---------------------------------------------------------------- from clauses
@@ -161,8 +171,8 @@ def names_read(step: Step) -> frozenset[str]:
 def steps_of(contract: Contract, clauses: Iterable[Clause]) -> Iterator[Step]:
     """The steps of these clauses, each branch tested once, in no order that they could be taken in."""
     facts: dict[tuple[tuple[Given, ...], str], str] = {}
-    # A test is as cheap as the cheapest statement in its branch. Statements of class A first, so that it is theirs.
-    for clause in sorted(clauses, key=lambda c: c.cost_class):
+    # A test is as cheap as the cheapest statement in its branch: cheap statements first, so that it is theirs.
+    for clause in sorted(clauses, key=lambda c: (c.cost_class, c.eager)):
         given: tuple[Given, ...] = ()
         for condition in clause.conditions:
             key = (given, condition.test.text)
@@ -179,6 +189,9 @@ def steps_of(contract: Contract, clauses: Iterable[Clause]) -> Iterator[Step]:
                 yield Let(clause=clause, given=given, needs=needs, gives=frozenset(names), statement=statement)
             case Require(expr=expr) as statement:
                 yield Demand(clause=clause, given=given, needs=_names(contract, expr.node), statement=statement)
+            case Remember() as statement:
+                needs = frozenset().union(*(_names(contract, expr.node) for _, expr in statement.facts))
+                yield Keep(clause=clause, given=given, needs=needs, statement=statement)
 
 
 def _declaration_steps(
