@@ -37,6 +37,10 @@ class Source:
         offset = getattr(node, "col_offset", 0)
         return self.error_at(problem, line, offset)
 
+    def line(self, node: ast.expr | Place) -> int:
+        """The line of the file that a syntax node or place is in."""
+        return self.first_line + node.lineno - 1
+
     def within(self, place: Place, name: str) -> Place:
         """Where a name first stands from a place on; the place itself where it does not."""
         lines = self.text.splitlines()
