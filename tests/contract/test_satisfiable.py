@@ -105,7 +105,9 @@ TOGETHER = {
     "n: int\nrequire(n == 'auto')": (2, 9, "n == 'auto', while n is declared as int in line 2"),
     "n: int\nrequire(n == 1)\nrequire(n == 2)": (3, 9, "n == 2, while n == 1 is required in line 3"),
     "n: int\nrequire(n == 2)\nrequire(n != 2)": (3, 9, "n != 2, while n == 2 is required in line 3"),
-    "n: int\nrequire(n in (1, 2))\nrequire(n in (3, 4))": (3, 9, "n in (3, 4), while n in (1, 2) is required in line 3"),
+    "n: int\nrequire(n in (1, 2))\nrequire(n in (3, 4))": (
+        3, 9, "n in (3, 4), while n in (1, 2) is required in line 3",
+    ),
     "n: int\nrequire(n in (1, 2))\nrequire(n > 2)": (3, 9, "n > 2, while n in (1, 2) is required in line 3"),
     "n: int\nrequire(n not in (1, 2))\nrequire(0 < n < 3)": (
         3, 9, "0 < n < 3, while n not in (1, 2) is required in line 3",
@@ -119,14 +121,18 @@ TOGETHER = {
     "mode: 'left' | 'right'\nrequire(mode == 'center')": (
         2, 9, "mode == 'center', while mode is declared as 'left' | 'right' in line 2",
     ),
-    "mode: str\nrequire(mode != 'a')\nrequire(mode == 'a')": (3, 9, "mode == 'a', while mode != 'a' is required in line 3"),
+    "mode: str\nrequire(mode != 'a')\nrequire(mode == 'a')": (
+        3, 9, "mode == 'a', while mode != 'a' is required in line 3",
+    ),
     "x: floating[3, D]\nrequire(x.shape[0] == 4)": (
         2, 9, "x.shape[0] == 4, while x is declared as floating[3, D] in line 2",
     ),
     "require(x.shape[0] == 4)\nx: floating[3, D]": (
         2, 1, "x: floating[3, D], while x.shape[0] == 4 is required in line 2",
     ),
-    "x: any[..., 3]\nrequire(x.shape[-1] == 4)": (2, 9, "x.shape[-1] == 4, while x is declared as any[..., 3] in line 2"),
+    "x: any[..., 3]\nrequire(x.shape[-1] == 4)": (
+        2, 9, "x.shape[-1] == 4, while x is declared as any[..., 3] in line 2",
+    ),
     "x: any[2 | 4]\nrequire(x.shape[0] == 3)": (2, 9, "x.shape[0] == 3, while x is declared as any[2 | 4] in line 2"),
     "x: (any[3], any[4])\nrequire(x[1].shape[0] == 3)": (
         2, 9, "x[1].shape[0] == 3, while x is declared as (any[3], any[4]) in line 2",
@@ -138,8 +144,12 @@ TOGETHER = {
     "x: any[D]\nrequire(x is None)": (2, 9, "x is None, while x is declared as any[D] in line 2"),
     "x: any[D]\nrequire(not has(x))": (2, 9, "not has(x), while x is declared as any[D] in line 2"),
     "x: T[D]\nrequire(T in half)\nrequire(T in integer)": (3, 9, "T in integer, while T in half is required in line 3"),
-    "x: T[D]\nrequire(T in floating)\nrequire(T == int64)": (3, 9, "T == int64, while T in floating is required in line 3"),
-    "x: floating[D]\nrequire(x.dtype == int64)": (2, 9, "x.dtype == int64, while x is declared as floating[D] in line 2"),
+    "x: T[D]\nrequire(T in floating)\nrequire(T == int64)": (
+        3, 9, "T == int64, while T in floating is required in line 3",
+    ),
+    "x: floating[D]\nrequire(x.dtype == int64)": (
+        2, 9, "x.dtype == int64, while x is declared as floating[D] in line 2",
+    ),
     "x: float32[D]\nrequire(x.dtype in (float16, bfloat16))": (
         2, 9, "x.dtype in (float16, bfloat16), while x is declared as float32[D] in line 2",
     ),
@@ -147,14 +157,15 @@ TOGETHER = {
         3, 9, "x.dtype == y.dtype, while x is declared as float32[D] in line 2 and y is declared as int64[D] in line 3",
     ),
     "x: any @ cpu\ny: any @ cuda\nrequire(x.device == y.device)": (
-        3, 9, "x.device == y.device, while x is declared as any @ cpu in line 2 and y is declared as any @ cuda in line 3",
+        3, 9,
+        "x.device == y.device, while x is declared as any @ cpu in line 2 and y is declared as any @ cuda in line 3",
     ),
     "returns: any[3]\nensure(result.shape[0] == 4)": (
         2, 8, "result.shape[0] == 4, while result is declared as any[3] in line 2",
     ),
     "n: int\nrequire(n >= 8)\nif mode:\n    require(n < 4)": (4, 13, "n < 4, while n >= 8 is required in line 3"),
     "n: int\nif mode:\n    require(n < 4)\nrequire(n >= 8)": (4, 9, "n >= 8, while n < 4 is required in line 4"),
-    "n: int\nfor i in (3, 4):\n    require(n == i)": (3, 17, "n == 4, while n == 3 is required in line 4"),
+    "n: int\nfor i in (3, 4):\n    require(n == i)": (3, 13, "n == 4, while n == 3 is required in line 4"),
 }  # fmt: skip
 
 
@@ -238,6 +249,7 @@ LEFT_ALONE = [
     "n: int\nrequire(n < 0)\nrequire(n % 3 == 2)",
     "x: any[3 - D]\nrequire(D < 0)",
     "x: any[D / n]\nrequire(D == 0.5)",
+    "y: any[D - n]\nself: any[D - n]\nm = D + 1\nif m > 0:\n    x: any[D]\n    require(D == 2.5)",
     # Near misses.
     "x: any[D]\nrequire(D >= 4)\nrequire(D <= 4)",
     "x: any[D]\nrequire(D == 0)\nrequire(D < 1)",
@@ -372,12 +384,14 @@ def comparison(rng: random.Random) -> str:
         case 1:
             return f"{part} {rng.choice(('in', 'not in'))} ({', '.join(rng.choices(NUMBERS, k=rng.randrange(4)))})"
         case 2:
-            return f"{rng.choice(NUMBERS)} {rng.choice(('<', '<='))} {part} {rng.choice(('<', '<='))} {rng.choice(NUMBERS)}"
+            below, above = rng.choice(("<", "<=")), rng.choice(("<", "<="))
+            return f"{rng.choice(NUMBERS)} {below} {part} {above} {rng.choice(NUMBERS)}"
         case 3:
             dtypes = ("half", "floating", "integer", "(float16, int64)", "(float32,)", "any")
             return f"{rng.choice(('T', 'x.dtype', 'y.dtype'))} {rng.choice(('in', 'not in'))} {rng.choice(dtypes)}"
         case 4:
-            return f"{rng.choice(('T', 'x.dtype'))} {rng.choice(('==', '!='))} {rng.choice(('int64', 'y.dtype', 'float16'))}"
+            dtypes = ("int64", "y.dtype", "float16")
+            return f"{rng.choice(('T', 'x.dtype'))} {rng.choice(('==', '!='))} {rng.choice(dtypes)}"
         case 5:
             return (
                 f"{rng.choice(('n', 'mode', part))} {rng.choice(('==', '!=', '<'))} {rng.choice(('left', 'a', ''))!r}"
@@ -444,12 +458,12 @@ def some_call(rng: random.Random) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 def test_no_call_keeps_what_is_refused(seed: int) -> None:
     rng = random.Random(seed)
-    some_calls = [some_call(rng) for _ in range(60)]
+    some_calls = [some_call(rng) for _ in range(40)]
     seen = {True: 0, False: 0}
-    for _ in range(150):
+    for _ in range(500):
         refused = read(contract_text(rng))
         if refused is not None:
             seen[refused[1].alone] += 1
@@ -482,5 +496,23 @@ def test_it_ends_soon(body: str) -> None:
     started = time.perf_counter()
     with conflicts():
         parse_body(body, "operator", ("x", "n", "mode", "self"))
-    unchecked = time.perf_counter() - started
-    assert unchecked < 30
+    assert time.perf_counter() - started < 30
+
+
+@pytest.mark.parametrize(
+    "number", ["1e999", "-1e999", "1" + "0" * 4000, "1e300", "1j", "True", "'a'", "None", "(1, 2)"]
+)
+def test_constants_of_every_kind(number: str) -> None:
+    rules = [
+        "D < LIMIT",
+        "D == LIMIT",
+        "D in (LIMIT, 2)",
+        "D * LIMIT > n",
+        "n % LIMIT == 1",
+        "D - LIMIT != 0.5",
+        "-LIMIT > D",
+    ]
+    for rule in rules:
+        with conflicts():
+            parse_stubs(f"LIMIT = {number}\ndef f(x, n):\n    x: any[D]\n    n: int\n    require({rule})\n")
+    assert refusal("x: any[D]\nrequire(D * 9 " + f"* {2**127} " * 50 + "> n)\nrequire(1e300 * D > 2)") is None

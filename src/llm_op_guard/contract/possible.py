@@ -67,8 +67,10 @@ class Numbers:
             return False
         if self.high is not None and (value > self.high or (self.high_open and value == self.high)):
             return False
-        if self.whole and (math.isinf(value) or value % 1 != 0 or (int(value) - self.rest) % self.step != 0):
-            return False
+        if self.whole:
+            is_whole = isinstance(value, int) or value.is_integer()
+            if not is_whole or (int(value) - self.rest) % self.step != 0:
+                return False
         return value not in self.without
 
     def meet(self, other: Numbers) -> Numbers:
@@ -241,7 +243,9 @@ class Possible:
                 return cls(none=True)
             case str():
                 return cls(texts=Names(frozenset({value})))
-            case int() | float() if value == value:  # noqa: PLR0124 - not NaN
+            case float() if not math.isfinite(value):
+                return cls(ALL_NUMBERS)
+            case int() | float():
                 return cls(Numbers(frozenset({value})))
         return cls(other=True)
 

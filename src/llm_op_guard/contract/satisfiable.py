@@ -428,7 +428,7 @@ def _shown(declared: Type) -> set[str]:
 
 
 def _error(found: Conflict, contract: Contract) -> ContractError:
-    *others, last = sorted(found.clauses, key=lambda clause: clause.statement.place.lineno)
+    *others, last = sorted(found.clauses[::-1], key=lambda clause: clause.statement.place)
     place = last.statement.expr.node if isinstance(last.statement, Require) else last.statement.place
     problem = f"no call can keep this: {_said(last)}"
     if found.alone:
@@ -448,7 +448,7 @@ def _said(clause: Clause) -> str:
     statement = clause.statement
     if isinstance(statement, Declare):
         return f"{statement.path}: {statement.type.text}"
-    return statement.expr.text
+    return statement.expr.text if isinstance(statement, Require) else statement.text
 
 
 def _given(clause: Clause, contract: Contract) -> str:
