@@ -80,6 +80,12 @@ def test_emptiness_is_seen() -> None:
     assert WHOLE.meet(Numbers(low=2, high=3)).minus(2).minus(3).is_empty
 
 
+def test_a_bound_that_one_of_two_holds_is_held() -> None:
+    above, from_two = Numbers(low=2, low_open=True), Numbers(low=2)
+    assert above.join(from_two).holds(2) and from_two.join(above).holds(2)
+    assert not above.join(above).holds(2)
+
+
 def test_what_grows_too_large_is_held_too_large() -> None:
     many = SIZES
     for number in range(1000):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Container, Iterator, Mapping
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 
 import llm_op_guard as og
 from llm_op_guard.contract import validate
+from llm_op_guard.contract.json_form import parse_json, to_json
 from llm_op_guard.contract.model import Contract, Require
 from llm_op_guard.contract.parse import parse_body, parse_stubs
 from llm_op_guard.contract.satisfiable import Conflict, conflict
@@ -207,6 +209,17 @@ def test_lines_are_those_of_the_file(tmp_path: Path) -> None:
         "        require(n < 1)",
         "                ^",
     ]
+
+
+def test_lines_are_those_of_a_json_file() -> None:
+    contracts = parse_stubs("def f(n):\n    n: int\n    require(n > 2)\n    require(n < 4)\n")
+    text = json.dumps(to_json(contracts), indent=2)
+    with pytest.raises(og.ContractError) as caught:
+        parse_json(text.replace("n < 4", "n < 1"))
+    lines = text.splitlines()
+    first, second = (1 + next(i for i, line in enumerate(lines) if rule in line) for rule in ("n > 2", "n < 4"))
+    assert caught.value.line == second
+    assert caught.value.problem.endswith(f"no call can keep this: n < 1, while n > 2 is required in line {first}")
 
 
 # ---------------------------------------------------------------- what is not refused

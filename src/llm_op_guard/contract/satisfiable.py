@@ -58,6 +58,7 @@ from llm_op_guard.contract.possible import (
     Possible,
     joined,
 )
+from llm_op_guard.contract.source import Place
 from llm_op_guard.contract.vocabulary import dtype_names
 from llm_op_guard.errors import ContractError
 
@@ -326,7 +327,7 @@ class _Search:
 
 
 def _conflict(clause: Clause, others: list[Clause | Condition], level: _Level) -> Conflict:
-    found = list({id(origin): origin for origin in (clause, *others)}.values())
+    found = list({id(origin): origin for origin in (*others, clause)}.values())
     clauses = tuple(origin for origin in found if isinstance(origin, Clause))
     return Conflict(clauses, level.conditions, tuple(origin for origin in found if isinstance(origin, Condition)))
 
@@ -428,8 +429,8 @@ def _shown(declared: Type) -> set[str]:
 
 
 def _error(found: Conflict, contract: Contract) -> ContractError:
-    *others, last = sorted(found.clauses[::-1], key=lambda clause: clause.statement.place)
-    place = last.statement.expr.node if isinstance(last.statement, Require) else last.statement.place
+    *others, last = sorted(found.clauses, key=_place)
+    place = _place(last)
     problem = f"no call can keep this: {_said(last)}"
     if found.alone:
         return contract.source.error(problem + _why(last, contract), place)
@@ -444,6 +445,11 @@ def _error(found: Conflict, contract: Contract) -> ContractError:
     return contract.source.error(problem, place)
 
 
+def _place(clause: Clause) -> Place:
+    statement = clause.statement
+    return Place.of(statement.expr.node) if isinstance(statement, Require) else statement.place
+
+
 def _said(clause: Clause) -> str:
     statement = clause.statement
     if isinstance(statement, Declare):
@@ -453,7 +459,7 @@ def _said(clause: Clause) -> str:
 
 def _given(clause: Clause, contract: Contract) -> str:
     statement = clause.statement
-    line = contract.source.line(statement.place)
+    line = contract.source.line(_place(clause))
     if isinstance(statement, Declare):
         return f"{statement.path} is declared as {statement.type.text} in line {line}"
     what = "promised" if isinstance(statement, Require) and statement.promised else "required"
