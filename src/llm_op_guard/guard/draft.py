@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from llm_op_guard.contract.model import Like, Path
+from llm_op_guard.contract.model import Like, Path, TensorType
 from llm_op_guard.guard.expression_source import ExpressionWriter
 from llm_op_guard.guard.names import Names
 from llm_op_guard.guard.plan import Given, Plan, Step, never_both, sure
@@ -74,7 +74,8 @@ class Draft:
     def keeps_aspects(self, step: Step) -> bool:
         """Whether dtype, shape and device of what a step declares are read once and kept for another to be like."""
         alternatives = step.type.alternatives if step.type is not None else ()
-        return step.path in self._models and step.certain and len(alternatives) == 1
+        only = alternatives[0] if len(alternatives) == 1 else None
+        return step.path in self._models and step.certain and isinstance(only, TensorType)
 
     def has_aspects(self, path: Path, given: tuple[Given, ...]) -> bool:
         """Whether a step that keeps them has run wherever these facts hold."""
