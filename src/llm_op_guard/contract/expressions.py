@@ -7,7 +7,6 @@ import difflib
 import math
 from collections.abc import Iterable
 
-from llm_op_guard.contract.model import path_of
 from llm_op_guard.contract.source import Source
 from llm_op_guard.contract.vocabulary import DTYPE_SETS, FUNCTIONS, KEYWORDS
 
@@ -33,7 +32,6 @@ def check_expression(node: ast.expr, source: Source, *, as_text: bool = False) -
                 raise source.error(f"{node.attr!r} cannot be read", node)
             check_expression(node.value, source)
         case ast.Subscript():
-            # An index that is more than a literal is for constants of the file; `validate` sees to it.
             check_expression(node.slice, source)
             check_expression(node.value, source)
         case ast.UnaryOp(op=op) if isinstance(op, _UNARY):
@@ -109,6 +107,23 @@ def names_in(node: ast.AST) -> dict[str, ast.Name]:
     return found
 
 
+def is_read(node: ast.expr) -> bool:
+    """Whether an expression is a name or what is read from one: attributes, and items at any index."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return isinstance(node, ast.Name)
+
+
+def steps_of(node: ast.expr) -> tuple[ast.Name, list[str | ast.expr]]:
+    """The name that something is read from, and the attributes and indices that lead there."""
+    steps: list[str | ast.expr] = []
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        steps.append(node.attr if isinstance(node, ast.Attribute) else node.slice)
+        node = node.value
+    assert isinstance(node, ast.Name)
+    return node, steps[::-1]
+
+
 def calls_in(node: ast.AST) -> list[str]:
     """The names of the functions that an expression calls."""
     return [call.func.id for call in ast.walk(node) if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)]
@@ -174,7 +189,7 @@ def _check_call(node: ast.Call, source: Source) -> None:
         if kind == "tensor":
             _check_tensor(function.name, argument, source)
             continue
-        if kind in ("path", "owner") and path_of(argument) is None:
+        if kind in ("path", "owner") and not is_read(argument):
             raise source.error(f"{function.name} takes a parameter or what can be read from one", argument)
         check_expression(argument, source)
     for keyword in node.keywords:
@@ -213,7 +228,7 @@ def check_iterable(node: ast.expr, source: Source) -> None:
     match node:
         case ast.Call(func=ast.Name(id="range"), args=[count], keywords=[]):
             check_expression(count, source)
-        case ast.Call(func=ast.Name(id="items"), args=[mapping], keywords=[]) if path_of(mapping) is not None:
+        case ast.Call(func=ast.Name(id="items"), args=[mapping], keywords=[]) if is_read(mapping):
             check_expression(mapping, source)
         case ast.Call(func=ast.Name(id="enumerate"), args=[inner], keywords=[]):
             check_iterable(inner, source)
@@ -222,7 +237,7 @@ def check_iterable(node: ast.expr, source: Source) -> None:
                 check_iterable(inner, source)
         case ast.Tuple() | ast.List():
             check_expression(node, source)
-        case _ if path_of(node) is not None:
+        case _ if is_read(node):
             check_expression(node, source)
         case _:
             raise source.error("a loop goes over what is read or written out, or zip, enumerate, items or range", node)
@@ -233,11 +248,11 @@ def _check_tensor(function: str, node: ast.expr, source: Source) -> None:
     match node:
         case ast.Call(func=ast.Name(id=name)) if name in FUNCTIONS and FUNCTIONS[name].gives_tensor:
             _check_call(node, source)
-        case ast.Subscript(value=value, slice=index) if path_of(node) is None:
+        case ast.Subscript(value=value, slice=index):
             for part in index.elts if isinstance(index, ast.Tuple) else [index]:
                 _check_slice(part, source)
             _check_tensor(function, value, source)
-        case _ if path_of(node) is None:
+        case _ if not is_read(node):
             raise source.error(f"{function} takes a parameter or what can be read from one", node)
         case _:
             check_expression(node, source)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from llm_op_guard.contract.expressions import names_in, suggestion
+from llm_op_guard.contract.expressions import names_in, suggestion, tensor_arguments
 from llm_op_guard.contract.model import (
     Assign,
     Clause,
@@ -46,8 +46,21 @@ def _check(expr: Expr, contract: Contract) -> None:
                 f"rule such as within({operand.id}, …)",
                 operand,
             )
+    in_value_functions = {
+        id(part)
+        for call in ast.walk(whole)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in FUNCTIONS
+        for argument in tensor_arguments(call)
+        for part in ast.walk(argument)
+    }
     for node in ast.walk(whole):
         match node:
+            case ast.Subscript(value=ast.Name(id=name)) if kinds.get(name) == "tensor":
+                if id(node) not in in_value_functions:
+                    instead = f"such as first({ast.unparse(node)})"
+                    raise contract.source.error(
+                        f"{name} is a tensor, whose items only value functions read, {instead}", node
+                    )
             case ast.BinOp(left=left, right=right):
                 for side in (left, right):
                     if isinstance(side, ast.Constant) and not isinstance(side.value, int | float):

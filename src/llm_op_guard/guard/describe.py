@@ -6,7 +6,8 @@ import ast
 from collections.abc import Iterable
 from typing import Any
 
-from llm_op_guard.contract.model import DtypeOf, Expr, TensorType, path_of
+from llm_op_guard.contract.expressions import is_read
+from llm_op_guard.contract.model import DtypeOf, Expr, TensorType
 from llm_op_guard.guard import functions
 from llm_op_guard.guard.evaluate import Values, show
 from llm_op_guard.guard.reading import INAPPLICABLE, Broken
@@ -88,7 +89,7 @@ def _operands(nodes: list[ast.expr], values: Values) -> str:
 
 def _shown(node: ast.expr, values: Values) -> list[tuple[str, str]]:
     try:
-        if path_of(node) is not None:
+        if is_read(node):
             return [(ast.unparse(node), show(values.raw(node)))]
         return [(ast.unparse(node), show(values.value_of(node)))]
     except (*INAPPLICABLE, Broken):

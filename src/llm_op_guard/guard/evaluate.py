@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from llm_op_guard.contract.expressions import LOOPS
-from llm_op_guard.contract.model import DtypeName, DtypeSet, Expr, Path, path_of
+from llm_op_guard.contract.expressions import LOOPS, steps_of
+from llm_op_guard.contract.model import DtypeName, DtypeSet, Expr, Path
 from llm_op_guard.contract.vocabulary import DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, RAW_KINDS, dtype_names
 from llm_op_guard.guard import functions
 from llm_op_guard.guard.reading import (
@@ -21,13 +21,11 @@ from llm_op_guard.guard.reading import (
     is_integer,
     is_tensor,
     item,
-    looked_up,
     number_now,
     optional_attribute,
+    part,
     path_value,
     plain,
-    present,
-    sliced,
 )
 
 # More items than any list of layers, stop tokens or images has.
@@ -106,12 +104,8 @@ class Values:
                 return self.named(name)
             case ast.Attribute(value=owner, attr=attr):
                 return attribute(self.raw(owner), attr)
-            case ast.Subscript(value=ast.Name(id=name), slice=key) if name in self.constants:
-                return looked_up(self.constants[name], self._value(key))
-            case ast.Subscript(value=owner, slice=key) if path_of(node) is not None:
+            case ast.Subscript(value=owner, slice=key):
                 return item(self.raw(owner), self._value(key))
-            case ast.Subscript():
-                return self.tensor(node)
         return self._value(node)
 
     def tensor(self, node: ast.expr) -> Any:
@@ -119,15 +113,15 @@ class Values:
         match node:
             case ast.Call(func=ast.Name(id=name)):
                 return self._call(name, node)
-            case ast.Subscript(value=owner, slice=index) if path_of(node) is None:
+            case ast.Subscript(value=owner, slice=index):
                 parts = index.elts if isinstance(index, ast.Tuple) else [index]
-                return sliced(self.tensor(owner), *(self._index(part) for part in parts))
+                return part(self.tensor(owner), *(self._index(one) for one in parts))
         return self.raw(node)
 
     def _index(self, node: ast.expr) -> Any:
         match node:
             case ast.Slice(lower=lower, upper=upper, step=step):
-                return slice(*(None if part is None else self._value(part) for part in (lower, upper, step)))
+                return slice(*(None if bound is None else self._value(bound) for bound in (lower, upper, step)))
             case ast.Constant(value=value) if value is Ellipsis:
                 return value
         return self._value(node)
@@ -192,13 +186,13 @@ class Values:
 
     def _call(self, name: str, node: ast.Call) -> Any:
         if name in ("has", "get"):
-            path = path_of(node.args[0])
-            assert path is not None
-            root = self.named(path.root)
+            root, steps = steps_of(node.args[0])
+            owner = self.named(root.id)
+            value = path_value(owner, *(step if isinstance(step, str) else (self._value(step),) for step in steps))
+            absent = value is UNSET or value is None
             if name == "has":
-                return present(root, *path.steps)
-            value = path_value(root, *path.steps)
-            return self._value(node.args[1]) if value is UNSET or value is None else plain(value)
+                return not absent
+            return self._value(node.args[1]) if absent else plain(value)
         given, keywords = self.call_arguments(name, node)
         return functions.IMPLEMENTATIONS[name](*given, **keywords)
 
