@@ -97,6 +97,7 @@ FEATURES = [
     Feature("function of sizes", "require(max(L, S) == S)"),
     Feature("strides", "require(dense(q) and dense(k))"),
     Feature("broadcast", "require(broadcasts((B, 1, L, S), (B, H, L, S)))"),
+    Feature("type of device", "require(dev != meta)\nrequire(self.scale.device in (cpu, cuda))"),
     Feature("dtype rule", "require(T in floating)"),
     Feature("value rule", "require(finite(q))", why="values are not read in a compiled program"),
     Feature("result", "returns: floating[B, H, L, S] @ dev"),

@@ -73,6 +73,14 @@ def condition(draw: st.DrawFn, depth: int = 0) -> str:
         case 4:
             return draw(st.sampled_from(["T in floating", "T == float32", "x.dtype in (int64, float32)", "U != T"]))
         case 5:
+            if draw(st.integers(0, 2)) == 0:
+                return draw(
+                    st.sampled_from(
+                        ["dev == cpu", "x.device in (cpu, meta)", "meta != y.device", "box.w.device not in (cpu,)",
+                         "mode == cpu", "dev in [meta, cuda]", "m == meta", "(x.device if n else dev) != cpu",
+                         "z[n].device == cpu", "get(z.device, dev) == meta", "all(t.device != meta for t in z)"]
+                    )
+                )  # fmt: skip
             return draw(st.sampled_from(["x is None", "y is not None", "has(box.w)", "has(z)", "box.w is None"]))
         case 6:
             return draw(st.sampled_from(["get(box.k, 2) > 1", "get(box.q.r, D) == D", "len(x.shape) == 2", "dense(x)"]))
@@ -127,6 +135,7 @@ def statement(draw: st.DrawFn, depth: int = 0) -> list[str]:
                         [
                             "m = D + 1",
                             "m = box.w",
+                            "m = x.device",
                             "m = x.shape[0] / 2",
                             "m, o = x.shape",
                             "m = highest(y)",

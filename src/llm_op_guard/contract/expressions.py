@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from llm_op_guard.contract.source import Source
-from llm_op_guard.contract.vocabulary import DTYPE_SETS, FUNCTIONS, KEYWORDS
+from llm_op_guard.contract.vocabulary import DEVICE_TYPES, DTYPE_SETS, FUNCTIONS, KEYWORDS
 
 _BINARY = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
 _UNARY = (ast.Not, ast.USub, ast.UAdd)
@@ -122,6 +122,16 @@ def steps_of(node: ast.expr) -> tuple[ast.Name, list[str | ast.expr]]:
         node = node.value
     assert isinstance(node, ast.Name)
     return node, steps[::-1]
+
+
+def device_types(node: ast.expr, own: Container[str]) -> tuple[str, ...]:
+    """The types of device that an operand is: of `cpu` one, of `(cpu, cuda)` two; none of anything else.
+
+    `own` are the names that the contract gives a meaning: a parameter that is called cpu is that parameter.
+    """
+    parts = node.elts if isinstance(node, ast.Tuple | ast.List) else [node]
+    names = [part.id for part in parts if isinstance(part, ast.Name) and part.id in DEVICE_TYPES and part.id not in own]
+    return tuple(names) if len(names) == len(parts) else ()
 
 
 def calls_in(node: ast.AST) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from llm_op_guard.contract.expressions import names_in, suggestion, tensor_arguments
+from llm_op_guard.contract.expressions import device_types, names_in, suggestion, tensor_arguments
 from llm_op_guard.contract.model import (
     Assign,
     Clause,
@@ -19,7 +19,7 @@ from llm_op_guard.contract.model import (
     ScalarType,
     TensorType,
 )
-from llm_op_guard.contract.vocabulary import FUNCTIONS, TENSOR_ATTRIBUTES
+from llm_op_guard.contract.vocabulary import DEVICE_TYPES, DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, TENSOR_ATTRIBUTES
 
 
 def check_uses(clause: Clause, contract: Contract) -> None:
@@ -34,6 +34,10 @@ def check_uses(clause: Clause, contract: Contract) -> None:
         raise contract.source.error("the condition reads nothing of the call", statement.expr.node)
     for expr in (*judged, *([statement.expr] if isinstance(statement, Assign) else [])):
         _check(expr, contract)
+    texts = [] if isinstance(statement, Assign) else [statement.reason.because, statement.reason.hint]
+    exprs = [*judged, *texts, statement.expr if isinstance(statement, Assign) else None]
+    for node in (expr.node for expr in exprs if expr is not None):
+        _check_device_types(node, contract, _kinds(contract), frozenset({*contract.parameters, *contract.assigned}))
 
 
 def _check(expr: Expr, contract: Contract) -> None:
@@ -76,6 +80,59 @@ def _check(expr: Expr, contract: Contract) -> None:
                 raise contract.source.error(f"{node.attr!r} is not read from that", node)
             case ast.Call(func=ast.Name(id=function), args=arguments) if function in FUNCTIONS:
                 _check_arguments(function, arguments, kinds, contract)
+
+
+def _check_device_types(node: ast.AST, contract: Contract, kinds: dict[str, str], own: frozenset[str]) -> None:
+    """Types of device are compared with devices, and stand nowhere else."""
+    match node:
+        case ast.Compare(left=left, ops=[op], comparators=[right]):
+            sides = [(left, right)] if isinstance(op, ast.In | ast.NotIn) else [(left, right), (right, left)]
+            for device, written in sides:
+                types = device_types(written, own)
+                listed = isinstance(written, ast.Tuple | ast.List)
+                if not types or not isinstance(op, ast.In | ast.NotIn if listed else ast.Eq | ast.NotEq):
+                    continue
+                if not _may_be_device(device, contract, kinds, own):
+                    raise contract.source.error(f"{ast.unparse(device)} is no device{_DEVICE_TYPES}", device)
+                _check_device_types(device, contract, kinds, own)
+                return
+        case ast.GeneratorExp(elt=elt, generators=[loop]):
+            _check_device_types(loop.iter, contract, kinds, own)
+            bound = own | {name.id for name in ast.walk(loop.target) if isinstance(name, ast.Name)}
+            for part in (*loop.ifs, elt):
+                _check_device_types(part, contract, kinds, bound)
+            return
+        case ast.Name(id=name) if device_types(node, own):
+            raise contract.source.error(f"{name} is a type of device{_DEVICE_TYPES}", node)
+        case ast.Call(func=ast.Name(), args=arguments, keywords=keywords):
+            for argument in (*arguments, *keywords):
+                _check_device_types(argument, contract, kinds, own)
+            return
+    for child in ast.iter_child_nodes(node):
+        _check_device_types(child, contract, kinds, own)
+
+
+_DEVICE_TYPES = "; a type of device is compared with a device: x.device == cpu, or x.device in (cpu, cuda)"
+
+
+def _may_be_device(node: ast.expr, contract: Contract, kinds: dict[str, str], own: frozenset[str]) -> bool:
+    match node:
+        case ast.Name(id=name) if name in contract.symbols:
+            return contract.symbols[name] == "device"
+        case ast.Name(id=name):
+            words = {*contract.constants, *DTYPE_NAMES, *DTYPE_SETS, *DEVICE_TYPES} - own
+            return name not in words and kinds.get(name, "other") == "other"
+        case ast.Attribute(attr=attr):
+            return attr == "device" or attr not in TENSOR_ATTRIBUTES
+        case ast.Subscript(value=ast.Attribute(attr=attr)):
+            return attr not in TENSOR_ATTRIBUTES
+        case ast.Subscript():
+            return True
+        case ast.IfExp(body=body, orelse=orelse):
+            return all(_may_be_device(part, contract, kinds, own) for part in (body, orelse))
+        case ast.Call(func=ast.Name(id="get")):
+            return True
+    return False
 
 
 def _check_arguments(function: str, arguments: list[ast.expr], kinds: dict[str, str], contract: Contract) -> None:

@@ -148,7 +148,7 @@ def _expressions(statement: Leaf) -> Iterator[Expr]:
 
 def _check_names(clause: Clause, contract: Contract) -> None:
     named = {*contract.parameters, *contract.assigned, *contract.symbols, *contract.constants}
-    known = {*named, *_CONSTANTS, "result"}
+    known = {*named, *_CONSTANTS, *DEVICE_TYPES, "result"}
     roots = {*contract.parameters, *contract.assigned, "result"}
     statement = clause.statement
     for expr in (*_expressions(statement), *(condition.test for condition in clause.conditions)):

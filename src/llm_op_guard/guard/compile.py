@@ -80,6 +80,7 @@ _NAMESPACE: dict[str, Any] = {
     "_snapshot": reading.snapshot,
     "_tensor_at": reading.tensor_at,
     "_whole": reading.whole,
+    "_device_type": reading.device_type,
     "_divide": functions.divide,
     "_floor_divide": functions.floor_divide,
     "_modulo": functions.modulo,

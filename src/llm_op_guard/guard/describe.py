@@ -84,7 +84,8 @@ def _operands(nodes: list[ast.expr], values: Values) -> str:
             continue
         for text, value in _shown(node, values):
             seen.setdefault(text, value)
-    return ", ".join(f"{text} = {value}" for text, value in seen.items()) or "the condition is false"
+    said = [f"{text} = {value}" for text, value in seen.items() if text != value]  # float32, (cpu, cuda)
+    return ", ".join(said) or "the condition is false"
 
 
 def _shown(node: ast.expr, values: Values) -> list[tuple[str, str]]:

@@ -9,12 +9,13 @@ from typing import Any
 
 from llm_op_guard.contract.expressions import LOOPS, steps_of
 from llm_op_guard.contract.model import DtypeName, DtypeSet, Expr, Path
-from llm_op_guard.contract.vocabulary import DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, RAW_KINDS, dtype_names
+from llm_op_guard.contract.vocabulary import DEVICE_TYPES, DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, RAW_KINDS, dtype_names
 from llm_op_guard.guard import functions
 from llm_op_guard.guard.reading import (
     INAPPLICABLE,
     UNSET,
     Broken,
+    DeviceKind,
     NotApplicable,
     attribute,
     is_a,
@@ -72,12 +73,17 @@ class Values:
 
     def named(self, name: str) -> Any:
         """What a bare name stands for; raises Unbound for a name without a value."""
-        for table in (self.items, self.arguments, self.assigned, self.symbols, self.constants):
+        for table in self._tables():
             if name in table:
                 return table[name]
         if name in DTYPE_NAMES or name in DTYPE_SETS:
             return dtypes_named(name)
+        if name in DEVICE_TYPES:
+            return DeviceKind(name)
         raise Unbound(name)
+
+    def _tables(self) -> tuple[Mapping[str, Any], ...]:
+        return self.items, self.arguments, self.assigned, self.symbols, self.constants
 
     def path(self, path: Path) -> Any:
         """What a path leads to; raises NotApplicable where a step is absent."""
@@ -130,8 +136,8 @@ class Values:
         match node:
             case ast.Constant(value=value):
                 return value
-            case ast.Name(id=name) if name in DTYPE_SETS or name in DTYPE_NAMES:
-                return self.named(name)
+            case ast.Name(id=name) if not any(name in table for table in self._tables()):
+                return self.named(name)  # a word of the language
             case ast.Name() | ast.Attribute() | ast.Subscript():
                 return plain(self.raw(node))
             case ast.UnaryOp(op=ast.Not(), operand=operand):
@@ -330,6 +336,8 @@ def show(value: Any) -> str:
         return f"({', '.join(show(part) for part in value)}{',' if len(value) == 1 else ''})"
     if value is None or isinstance(value, bool | int | float):
         return str(value)
+    if isinstance(value, DeviceKind):
+        return value.name
     if is_tensor(value):
         return f"{show(value.dtype)}[{', '.join(map(str, value.shape))}]"
     if is_integer(value):

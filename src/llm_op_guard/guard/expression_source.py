@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
-from llm_op_guard.contract.expressions import LOOPS, names_in, steps_of
+from llm_op_guard.contract.expressions import LOOPS, device_types, names_in, steps_of
 from llm_op_guard.contract.model import (
     DtypeSet,
     Expr,
@@ -203,10 +203,26 @@ class ExpressionWriter:
         op, right = node.ops[0], node.comparators[0]
         if isinstance(op, ast.Is | ast.IsNot):
             return self._raw(node.left), self._value(right)[0]
+        own = {*self.contract.parameters, *self.contract.assigned}
+        for device, written in ((node.left, right), (right, node.left)):
+            if types := device_types(written, own):
+                listed = isinstance(written, ast.Tuple | ast.List)
+                return self._device_type(device), repr(types if listed else types[0])
         (left_code, left_kind), (right_code, right_kind) = self._value(node.left), self._value(right)
         if not isinstance(op, ast.Eq | ast.NotEq) and not self._safe(op, right, left_kind, right_kind):
             self.fallible = True
         return atom(left_code), atom(right_code)
+
+    def _device_type(self, node: ast.expr) -> str:
+        """The source of the type of a device that is compared with a written one."""
+        fallible, self.fallible = self.fallible, False
+        code = self._value(node)[0]
+        path = path_of(node.value) if isinstance(node, ast.Attribute) else None
+        known = path is not None and self.is_tensor(path)
+        if isinstance(node, ast.Name) and self.contract.symbols.get(node.id) == "device":
+            known = not self.fallible
+        self.fallible = fallible or not known
+        return f"{code}.type" if known else f"_device_type({code})"
 
     def _safe(self, op: ast.cmpop, right: ast.expr, left_kind: Kind, right_kind: Kind) -> bool:
         if isinstance(op, ast.In | ast.NotIn):

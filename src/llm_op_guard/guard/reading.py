@@ -116,6 +116,26 @@ def apart(one: Any, other: Any) -> bool:
     return autocast_dtype(one, other) is None
 
 
+def device_type(value: Any) -> str:
+    """The type of a device; raises NotApplicable for what is none, a text too."""
+    torch = sys.modules.get("torch")
+    if torch is None or not is_a(value, torch.device):
+        raise NotApplicable
+    return str(value.type)
+
+
+class DeviceKind:
+    """`cpu` in an expression: equal to every device of that type."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __eq__(self, other: object) -> bool:
+        return device_type(other) == self.name
+
+    __hash__ = None  # type: ignore[assignment] # it equals many
+
+
 def attribute(owner: Any, name: str) -> Any:
     """Read one attribute; raises NotApplicable where it is absent or would run code."""
     value = optional_attribute(owner, name)
