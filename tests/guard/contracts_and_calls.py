@@ -104,6 +104,8 @@ def condition(draw: st.DrawFn, depth: int = 0) -> str:
                      "z[n - 1].shape[0] == B", "finite(z[n - 1][:, 0])", "box.l[D == n] == 1",
                      "x.shape[highest(y)] > 1",
                      "len(box.l[n]) == 1", "box.l[6 // B] in (1, 2)", "has(z[4 / n])", "box.l[x] == 1",
+                     "ends_with(mode, 'ft')", "longest_run(mode) < 4", "misspelt(box.l, 'aaaaa', 'a') is None",
+                     "equal(y, taken(x, z))", "equal(m, taken(y, x))", "has(m.shape)", "controls(box.k) == n",
                      "all(box.l[i] > 0 for i in box.l)", "any(t > 1 for t in z[n])"]
                 )
             )  # fmt: skip
@@ -129,22 +131,12 @@ def statement(draw: st.DrawFn, depth: int = 0) -> list[str]:
             plain = draw(st.sampled_from(["int", "float", "str", "bool", "None | int", "object"]))
             return [f"{path}: {plain if path in ('n', 'mode', 'box.k') else declared(draw)}{why}"]
         case 4:
-            return [
-                draw(
-                    st.sampled_from(
-                        [
-                            "m = D + 1",
-                            "m = box.w",
-                            "m = x.device",
-                            "m = x.shape[0] / 2",
-                            "m, o = x.shape",
-                            "m = highest(y)",
-                            "m, o = z",
-                            "m = len(result)",
-                        ]
-                    )
+            return draw(
+                st.sampled_from(
+                    ["m = D + 1", "m = box.w", "m = x.device", "m = x.shape[0] / 2", "m, o = x.shape", "m = highest(y)",
+                     "m, o = z", "m = len(result)", "m = taken(z, y)", "m = taken(x, y)\nensure(equal(result, m))"]
                 )
-            ]
+            ).split("\n")  # fmt: skip
         case 5 if draw(st.integers(0, 3)) == 0:
             return draw(
                 st.sampled_from(

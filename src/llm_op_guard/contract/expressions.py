@@ -52,8 +52,8 @@ def check_expression(node: ast.expr, source: Source, *, as_text: bool = False) -
             check_expression(node.orelse, source, as_text=as_text)
         case ast.Call():
             _check_call(node, source)
-            if isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS and FUNCTIONS[node.func.id].gives_tensor:
-                raise source.error(f"{node.func.id} gives a tensor, which only a value function takes", node)
+            if gives_tensor(node):
+                raise source.error(f"{calls_in(node)[0]} gives a tensor, for a value function or a name", node)
         case ast.Tuple() | ast.List():
             for item in node.elts:
                 check_expression(item.value if isinstance(item, ast.Starred) else item, source)
@@ -67,6 +67,23 @@ def check_expression(node: ast.expr, source: Source, *, as_text: bool = False) -
             raise source.error("f-strings stand in because= and hint= only", node)
         case _:
             raise source.error(f"{_describe(node)} not in the language", node)
+
+
+def check_given(node: ast.expr, source: Source) -> None:
+    """Raise ContractError unless a name may stand for `node`: an expression, or the tensor of a value function."""
+    if gives_tensor(node):
+        assert isinstance(node, ast.Call)
+        _check_call(node, source)
+    else:
+        check_expression(node, source)
+
+
+def gives_tensor(node: ast.expr) -> bool:
+    """Whether an expression is a call of a value function that gives a tensor."""
+    match node:
+        case ast.Call(func=ast.Name(id=name)) if name in FUNCTIONS:
+            return FUNCTIONS[name].gives_tensor
+    return False
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
@@ -256,7 +273,8 @@ def check_iterable(node: ast.expr, source: Source) -> None:
 def _check_tensor(function: str, node: ast.expr, source: Source) -> None:
     """A tensor argument: something read from a parameter, a part of it (`cos[:, :1]`), or what a function gives."""
     match node:
-        case ast.Call(func=ast.Name(id=name)) if name in FUNCTIONS and FUNCTIONS[name].gives_tensor:
+        case _ if gives_tensor(node):
+            assert isinstance(node, ast.Call)
             _check_call(node, source)
         case ast.Subscript(value=value, slice=index):
             for part in index.elts if isinstance(index, ast.Tuple) else [index]:

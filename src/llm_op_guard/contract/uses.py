@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from llm_op_guard.contract.expressions import device_types, names_in, suggestion, tensor_arguments
+from llm_op_guard.contract.expressions import device_types, gives_tensor, names_in, suggestion, tensor_arguments
 from llm_op_guard.contract.model import (
     Assign,
     Clause,
@@ -145,6 +145,11 @@ def _check_arguments(function: str, arguments: list[ast.expr], kinds: dict[str, 
             raise contract.source.error(f"{function} takes a sequence: {argument.id}.shape", argument)
         if kind in ("int", "number") and isinstance(argument, ast.Constant) and isinstance(argument.value, str):
             raise contract.source.error(f"{function} takes a number here", argument)
+        if kind == "text" and (
+            (isinstance(argument, ast.Constant) and not isinstance(argument.value, str))
+            or (isinstance(argument, ast.Name) and kinds.get(argument.id) in ("tensor", "number"))
+        ):
+            raise contract.source.error(f"{function} takes a text here", argument)
 
 
 def _plain_operands(node: ast.expr) -> Iterator[ast.expr]:
@@ -170,7 +175,7 @@ def _plain_operands(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def _kinds(contract: Contract) -> dict[str, str]:
-    """What parameters are, where every declaration of one agrees: tensor or number."""
+    """What parameters and assigned names are, where all that is said of one agrees: tensor or number."""
     found: dict[str, set[str]] = {}
     for clause in contract.clauses:
         statement = clause.statement
@@ -186,4 +191,6 @@ def _kinds(contract: Contract) -> dict[str, str]:
                         pass
                     case _:
                         kinds.add("other")
+        if isinstance(statement, Assign) and gives_tensor(statement.expr.node):
+            found.setdefault(statement.names[0], set()).add("tensor")
     return {name: next(iter(kinds)) for name, kinds in found.items() if len(kinds) == 1}

@@ -330,6 +330,8 @@ def dtype_values(dtype: DtypeName | DtypeSet) -> Any:
 
 def show(value: Any) -> str:
     """A value for a message: sizes, dtypes, devices and numbers; texts and objects only by kind."""
+    if type(value) is functions.Spelling:
+        return repr(str(value))
     if is_a(value, str):
         return f"a text of {len(value)} characters"
     if isinstance(value, tuple):
