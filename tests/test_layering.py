@@ -33,6 +33,7 @@ STAGES = [
     "demo",
     "doctor",
     "checking",
+    "formatting",
     "catalogue",
     "run",
     "startup",

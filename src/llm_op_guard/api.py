@@ -15,11 +15,12 @@ from types import FunctionType
 from typing import Any, TypeVar, overload
 
 from llm_op_guard.contract.expressions import suggestion
+from llm_op_guard.contract.json_form import parse_json_file
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.parse import dedented, docstring_section, parse_body, parse_file
 from llm_op_guard.contract.source import Source
 from llm_op_guard.errors import ContractError, GuardWarning, InstallError, LlmOpGuardError
-from llm_op_guard.guard import functions
+from llm_op_guard.guard import functions, memory
 from llm_op_guard.guard.guard import Guard
 from llm_op_guard.guard.plan import plan_check
 from llm_op_guard.install.callables import operation as operation_of
@@ -31,7 +32,7 @@ from llm_op_guard.policy import INSTALL_VARIABLE, Action, Policy, Setting, libra
 from llm_op_guard.report.dispatch import Dispatcher
 from llm_op_guard.report.record import Record
 from llm_op_guard.report.sink import JsonLines
-from llm_op_guard.values import plain, texts
+from llm_op_guard.values import locate, plain, texts
 from llm_op_guard.waivers import Waiver, Waivers
 
 # mypy does not call the last two callable, and they may stand below `@guard`.
@@ -52,7 +53,7 @@ _INTEGRATIONS: dict[str, Callable[[], Integration]] = {
 _installers: dict[str, Installer] = {}
 
 for _name, _function in {**plain.FUNCTIONS, **texts.FUNCTIONS}.items():
-    functions.register(_name, _function, plain.LOCATORS.get(_name))
+    functions.register(_name, _function, locate.LOCATORS.get(_name))
 _transformers.register()
 
 
@@ -74,11 +75,11 @@ tally = _Tally()
 
 
 def load(path: str | Path) -> dict[str, Contract]:
-    """Read a `.contract` file: its contracts by name.
+    """Read a `.contract` file, or one of the JSON form (`.json`): its contracts by name.
 
     Raises ContractError, with file, line and column, when anything in it is wrong.
     """
-    contracts = parse_file(path)
+    contracts = parse_json_file(path) if Path(path).suffix == ".json" else parse_file(path)
     for contract in contracts.values():
         _check_order(contract)
     return contracts
@@ -323,6 +324,8 @@ def _adjust() -> None:
 
 
 on_change(_adjust)
+# Guards may have been off for a while: what was remembered about objects need not be so any more.
+on_change(memory.forget_all)
 
 
 def count_checks() -> None:

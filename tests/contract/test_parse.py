@@ -194,7 +194,7 @@ REFUSED = {
     "requires(x)": ("unknown statement 'requires'; did you mean 'require'?", 1),
     "import os": (
         "not a statement of the language; known are: name: type, name = expression, if/elif/else, for, require(…), "
-        "ensure(…), returns: type",
+        "ensure(…), remember(…), returns: type",
         1,
     ),
     "x.y = 3": ("only names can be assigned to", 1),

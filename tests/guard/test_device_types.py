@@ -86,6 +86,19 @@ def test_promises_about_devices() -> None:
         gather(META)
 
 
+def test_a_device_that_is_remembered() -> None:
+    class Layer:
+        @og.guard("require(recall(self, 'home') == cpu)\nremember(self, home=x.device)")
+        def run(self, x: Any) -> Any:
+            return x
+
+    layer = Layer()
+    assert layer.run(CPU) is CPU
+    assert layer.run(META) is META
+    with pytest.raises(og.GuardError, match=r"recall\(self, 'home'\) = meta"):
+        layer.run(CPU)
+
+
 REFUSED = {
     "require(cpu)": (9, "cpu is a type of device; a type of device is compared with a device"),
     "require(x.device < cpu)": (20, "cpu is a type of device"),
@@ -115,6 +128,7 @@ REFUSED = {
     "require(x.a, because='a' if x.b < cpu else 'b')": (35, "cpu is a type of device"),
     "if cpu:\n    require(x.a)": (4, "cpu is a type of device"),
     "require(all(t < cpu for t in x))": (17, "cpu is a type of device"),
+    "remember(x, home=cpu)": (18, "cpu is a type of device"),
     "require(finite(x[cpu]))": (18, "cpu is a type of device"),
 }
 

@@ -218,6 +218,8 @@ def _check_call(node: ast.Call, source: Source) -> None:
             continue
         if kind in ("path", "owner") and not is_read(argument):
             raise source.error(f"{function.name} takes a parameter or what can be read from one", argument)
+        if kind == "text" and not (isinstance(argument, ast.Constant) and isinstance(argument.value, str)):
+            raise source.error(f"{function.name} takes a text here, such as 'rows'", argument)
         check_expression(argument, source)
     for keyword in node.keywords:
         kind = dict(function.arguments)[str(keyword.arg)]

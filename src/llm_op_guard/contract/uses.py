@@ -14,11 +14,12 @@ from llm_op_guard.contract.model import (
     Expr,
     Like,
     NoneType,
-    Path,
+    Remember,
     Require,
     ScalarType,
     TensorType,
 )
+from llm_op_guard.contract.path import Path
 from llm_op_guard.contract.vocabulary import DEVICE_TYPES, DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, TENSOR_ATTRIBUTES
 
 
@@ -32,11 +33,12 @@ def check_uses(clause: Clause, contract: Contract) -> None:
         judged.append(statement.expr)
     if isinstance(statement, Require) and not names_in(statement.expr.node):
         raise contract.source.error("the condition reads nothing of the call", statement.expr.node)
-    for expr in (*judged, *([statement.expr] if isinstance(statement, Assign) else [])):
+    kept = [expr for _, expr in statement.facts] if isinstance(statement, Remember) else []
+    given = [statement.expr] if isinstance(statement, Assign) else []
+    for expr in (*judged, *kept, *given):
         _check(expr, contract)
-    texts = [] if isinstance(statement, Assign) else [statement.reason.because, statement.reason.hint]
-    exprs = [*judged, *texts, statement.expr if isinstance(statement, Assign) else None]
-    for node in (expr.node for expr in exprs if expr is not None):
+    texts = [statement.reason.because, statement.reason.hint] if isinstance(statement, Declare | Require) else []
+    for node in (expr.node for expr in (*judged, *kept, *given, *texts) if expr is not None):
         _check_device_types(node, contract, _kinds(contract), frozenset({*contract.parameters, *contract.assigned}))
 
 
@@ -130,7 +132,7 @@ def _may_be_device(node: ast.expr, contract: Contract, kinds: dict[str, str], ow
             return True
         case ast.IfExp(body=body, orelse=orelse):
             return all(_may_be_device(part, contract, kinds, own) for part in (body, orelse))
-        case ast.Call(func=ast.Name(id="get")):
+        case ast.Call(func=ast.Name(id="get" | "recall")):
             return True
     return False
 
@@ -145,7 +147,7 @@ def _check_arguments(function: str, arguments: list[ast.expr], kinds: dict[str, 
             raise contract.source.error(f"{function} takes a sequence: {argument.id}.shape", argument)
         if kind in ("int", "number") and isinstance(argument, ast.Constant) and isinstance(argument.value, str):
             raise contract.source.error(f"{function} takes a number here", argument)
-        if kind == "text" and (
+        if kind == "string" and (
             (isinstance(argument, ast.Constant) and not isinstance(argument.value, str))
             or (isinstance(argument, ast.Name) and kinds.get(argument.id) in ("tensor", "number"))
         ):

@@ -30,6 +30,7 @@ from llm_op_guard.contract.model import (
     ListType,
     LiteralType,
     NoneType,
+    Remember,
     Require,
     Rest,
     Rule,
@@ -66,6 +67,7 @@ def validated(contract: Contract) -> Contract:
     _check_assignments(contract)
     _check_binders(contract)
     contract = replace(contract, clauses=_classified(contract))
+    _check_memory(contract)
     rules = tuple(rule for clause in contract.clauses for rule in _rules(clause))
     _check_repeated(rules, contract)
     # One rule may stand in several branches.
@@ -88,6 +90,9 @@ def _flatten(body: Iterable[Statement], conditions: tuple[Condition, ...], sourc
                 yield Clause(statement, conditions)
             case Assign(expr=expr) | Require(expr=expr):
                 yield Clause(replace(statement, expr=written_out(expr, source)), conditions)
+            case Remember(facts=facts):
+                written = tuple((name, written_out(expr, source)) for name, expr in facts)
+                yield Clause(replace(statement, facts=written), conditions)
 
 
 def exclusive(a: Iterable[Condition], b: Iterable[Condition]) -> bool:
@@ -139,6 +144,8 @@ def _symbols(contract: Contract) -> dict[str, SymbolKind]:
 def _expressions(statement: Leaf) -> Iterator[Expr]:
     if isinstance(statement, Assign | Require):
         yield statement.expr
+    if isinstance(statement, Remember):
+        yield from (expr for _, expr in statement.facts)
     if isinstance(statement, Declare):
         for tensor in tensor_types(statement.type):
             yield from tensor.sizes
@@ -155,8 +162,9 @@ def _check_names(clause: Clause, contract: Contract) -> None:
         for name, place in names_in(expr.node).items():
             if name not in known:
                 raise contract.source.error(f"unknown name {name!r}{suggestion(name, known)}", place)
-    if isinstance(statement, Declare):
-        for path in (statement.path, *paths_in_type(statement.type)):
+    if isinstance(statement, Declare | Remember):
+        others = paths_in_type(statement.type) if isinstance(statement, Declare) else ()
+        for path in (statement.path, *others):
             if path.root not in roots:
                 raise contract.source.error(
                     f"{path.root!r} is not a parameter of {contract.name}{suggestion(path.root, roots)}",
@@ -188,6 +196,19 @@ def _check_assignments(contract: Contract) -> None:
                 if other == name and not exclusive(clause.conditions, earlier.conditions):
                     raise contract.source.error(f"{name!r} is assigned twice on one path", clause.statement.place)
             seen.append((name, clause))
+
+
+def _check_memory(contract: Contract) -> None:
+    for clause in contract.clauses:
+        statement = clause.statement
+        if isinstance(statement, Remember) and statement.path.root in contract.assigned:
+            problem = f"remember takes a parameter, or what can be read from one; {statement.path.root!r} is a name"
+            raise contract.source.error(problem, statement.place)
+        for expr in _expressions(statement) if clause.after_call else ():
+            for call in ast.walk(expr.node):
+                if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "recall":
+                    problem = "after the call nothing of before is recalled: name it first, before = recall(…)"
+                    raise contract.source.error(problem, call)
 
 
 # ---------------------------------------------------------------- types
@@ -314,22 +335,32 @@ def _first_use(name: str, contract: Contract) -> Place | None:
 
 
 def _classified(contract: Contract) -> tuple[Clause, ...]:
-    """Infer from everything a clause reads what it costs and whether it must wait for the result."""
+    """Infer from everything a clause reads what it costs, whether it waits for the result, and whether it is eager."""
     clauses = list(contract.clauses)
     bound_by = binders(contract)
     changed = True
     while changed:
         changed = False
-        costs, late = _name_properties(contract, clauses, bound_by)
+        costs, late, untraced = _name_properties(contract, clauses, bound_by)
         for index, clause in enumerate(clauses):
             names, functions = _reads(clause, contract.symbols)
             costly = any(_is_costly(f) for f in functions) or any(costs.get(n) == "B" for n in names)
-            promised = isinstance(clause.statement, Require) and clause.statement.promised
-            after = promised or "result" in names or any(late.get(name, False) for name in names)
-            cost_class: CostClass = "B" if costly else clause.cost_class
-            if (cost_class, after or clause.after_call) != (clause.cost_class, clause.after_call):
-                clauses[index] = replace(clause, cost_class=cost_class, after_call=after or clause.after_call)
-                changed = True
+            statement = clause.statement
+            waits = isinstance(statement, Remember) or (isinstance(statement, Require) and statement.promised)
+            after = waits or "result" in names or any(late.get(name, False) for name in names)
+            eager = (
+                isinstance(statement, Remember)
+                or any(f in FUNCTIONS and FUNCTIONS[f].eager for f in functions)
+                or any(untraced.get(name, False) for name in names)
+            )
+            found = replace(
+                clause,
+                cost_class="B" if costly else clause.cost_class,
+                after_call=after or clause.after_call,
+                eager=eager or clause.eager,
+            )
+            changed |= found != clause
+            clauses[index] = found
     return tuple(clauses)
 
 
@@ -340,8 +371,10 @@ def _is_costly(function: str) -> bool:
 
 def _name_properties(
     contract: Contract, clauses: list[Clause], bound_by: list[tuple[str, Clause]]
-) -> tuple[dict[str, CostClass], dict[str, bool]]:
-    """For each symbol and assigned name: the class and time of the cheapest and earliest place that gives it."""
+) -> tuple[dict[str, CostClass], dict[str, bool], dict[str, bool]]:
+    """For each symbol and assigned name: the class of the cheapest place that gives it, whether all wait for the
+    result, and whether all are eager.
+    """
     current = dict(zip((id(c.statement) for c in contract.clauses), clauses, strict=True))
     givers: dict[str, list[Clause]] = {}
     for symbol, clause in bound_by:
@@ -358,7 +391,8 @@ def _name_properties(
         name: "B" if all(c.cost_class == "B" for c in places) else "A" for name, places in givers.items()
     }
     late = {name: all(c.after_call for c in places) for name, places in givers.items()}
-    return costs, late
+    untraced = {name: all(c.eager for c in places) for name, places in givers.items()}
+    return costs, late, untraced
 
 
 def _reads(clause: Clause, symbols: Container[str]) -> tuple[set[str], set[str]]:
@@ -375,6 +409,9 @@ def _reads(clause: Clause, symbols: Container[str]) -> tuple[set[str], set[str]]
                 names |= {dtype.name for dtype in tensor.dtypes if isinstance(dtype, DtypeSymbol)}
             if len(tensor.devices or ()) > 1:
                 names |= {device.name for device in tensor.devices or () if isinstance(device, DeviceSymbol)}
+    elif isinstance(clause.statement, Remember):
+        names.add(clause.statement.path.root)
+        exprs += [expr.node for _, expr in clause.statement.facts]
     else:
         exprs.append(clause.statement.expr.node)
     functions: set[str] = set()

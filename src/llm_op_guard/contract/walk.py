@@ -12,12 +12,12 @@ from llm_op_guard.contract.model import (
     DtypeOf,
     Like,
     ListType,
-    Path,
     RestOf,
     TensorType,
     TupleType,
     Type,
 )
+from llm_op_guard.contract.path import Path
 
 
 def items_of(alternative: Alternative) -> tuple[Type, ...]:
@@ -59,10 +59,15 @@ def paths_in_type(declared: Type) -> Iterator[Path]:
             case TupleType() | ListType():
                 for item in items_of(alternative):
                     yield from paths_in_type(item)
-            case TensorType(dtypes=dtypes, dims=dims, devices=devices):
-                for part in (*dtypes, *(dims or ()), *(devices or ())):
-                    if isinstance(part, DtypeOf | RestOf | DeviceOf):
-                        yield part.path
+            case TensorType():
+                yield from paths_in_tensor(alternative)
+
+
+def paths_in_tensor(tensor: TensorType) -> Iterator[Path]:
+    """Every path whose dtype, shape or device a tensor type refers to."""
+    for part in (*tensor.dtypes, *(tensor.dims or ()), *(tensor.devices or ())):
+        if isinstance(part, DtypeOf | RestOf | DeviceOf):
+            yield part.path
 
 
 def declared_paths(path: Path, declared: Type) -> Iterator[tuple[Path, Type]]:

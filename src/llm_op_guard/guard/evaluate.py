@@ -8,9 +8,11 @@ from functools import cache
 from typing import Any
 
 from llm_op_guard.contract.expressions import LOOPS, steps_of
-from llm_op_guard.contract.model import DtypeName, DtypeSet, Expr, Path
+from llm_op_guard.contract.model import DtypeName, DtypeSet, Expr
+from llm_op_guard.contract.path import Path
 from llm_op_guard.contract.vocabulary import DEVICE_TYPES, DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, RAW_KINDS, dtype_names
 from llm_op_guard.guard import functions
+from llm_op_guard.guard.memory import Identity
 from llm_op_guard.guard.reading import (
     INAPPLICABLE,
     UNSET,
@@ -332,11 +334,13 @@ def show(value: Any) -> str:
     """A value for a message: sizes, dtypes, devices and numbers; texts and objects only by kind."""
     if type(value) is functions.Spelling:
         return repr(str(value))
+    if isinstance(value, Identity):
+        return str(value)
     if is_a(value, str):
         return f"a text of {len(value)} characters"
     if isinstance(value, tuple):
         return f"({', '.join(show(part) for part in value)}{',' if len(value) == 1 else ''})"
-    if value is None or isinstance(value, bool | int | float):
+    if value is None or isinstance(value, bool | int | float) or type(value) is complex:
         return str(value)
     if isinstance(value, DeviceKind):
         return value.name

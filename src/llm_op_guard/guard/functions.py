@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from llm_op_guard.contract.solve import Undo
-from llm_op_guard.guard.reading import Broken, NotApplicable, is_a, is_tensor, is_tracing, shape_of
+from llm_op_guard.guard import memory
+from llm_op_guard.guard.reading import Broken, NotApplicable, is_a, is_tensor, shape_of
 
 # Larger results stand for no size, bound or count, and could take all memory.
 _MAX_EXPONENT = 256
@@ -221,8 +223,7 @@ _LONGEST_NAME = 64
 
 def misspelt(mapping: Any, *names: Any) -> Spelling | None:
     """The first key that is nearly one of these names, where that one is absent; None where there is none."""
-    # In a program that is traced, every comparison would be traced with it.
-    if is_tracing() or not is_a(mapping, dict) or dict.__len__(mapping) > _MOST_KEYS:
+    if not is_a(mapping, dict) or dict.__len__(mapping) > _MOST_KEYS:
         raise NotApplicable
     if not all(type(name) is str for name in names):
         raise NotApplicable
@@ -275,15 +276,36 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "version": version,
     "misspelt": misspelt,
     "ends_with": ends_with,
+    "recall": memory.recall,
+    "identity": memory.identity,
 }
 
-# For a broken value rule: where the first offending element is, what it is, how many there are.
-Locator = Callable[..., tuple[tuple[int, ...], Any, int]]
+
+@dataclass(frozen=True)
+class Element:
+    """One element of an argument of a value function, by the argument's published name; of a row, its index only."""
+
+    argument: str
+    index: tuple[int, ...]
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where a value rule is broken, or a value stands: the first element, row or pair; how many such, of how many."""
+
+    elements: tuple[Element, ...]
+    count: int
+    total: int
+
+
+# Of the arguments of a value function; None where there is nothing to point to.
+Locator = Callable[..., Located | None]
 LOCATORS: dict[str, Locator] = {}
 
 
 def register(name: str, implementation: Callable[..., Any], locator: Locator | None = None) -> None:
-    """Give a function of the language its implementation and, for a value rule, what finds the offending element."""
+    """Give a function of the language its implementation and, for a value function, what finds the element meant."""
     IMPLEMENTATIONS[name] = implementation
     if locator is not None:
         LOCATORS[name] = locator

@@ -14,7 +14,7 @@ from typing import Any
 
 from llm_op_guard.contract.vocabulary import Function
 from llm_op_guard.guard.functions import numel
-from llm_op_guard.guard.reading import NotApplicable, attribute, is_a, is_tensor, is_tracing, present
+from llm_op_guard.guard.reading import NotApplicable, attribute, is_a, is_tensor, present
 from llm_op_guard.install.recognise import Fingerprint, fingerprint
 
 # Of caches: that of the layers, and that of the self-attention cache of an encoder and decoder.
@@ -76,14 +76,17 @@ READERS: dict[Function, Callable[[Any], Any]] = {
         "cache_length", "A", (("cache", "owner"),),
         "the tokens that a Transformers cache holds; does not apply to a static cache in use, which counts on the "
         "device, nor to code that is not known",
+        eager=True,
     ): cache_length,
     Function(
         "cache_capacity", "A", (("cache", "owner"),),
         "the tokens that a static or sliding Transformers cache has room for; does not apply to one that grows",
+        eager=True,
     ): cache_capacity,
     Function(
         "cache_layers", "A", (("cache", "owner"),),
         "the layers of a Transformers cache; does not apply to one that makes them as they come",
+        eager=True,
     ): cache_layers,
 }  # fmt: skip
 
@@ -130,8 +133,6 @@ def _answer(layer: Any, method: str, known: dict[str, Callable[[Any], Any]]) -> 
 
 def _of_decoder(cache: Any, method: str, own: str, of_decoder: str) -> Any:
     """The cache whose layers answer: itself, or the self-attention cache of an encoder and decoder."""
-    if is_tracing():
-        raise NotApplicable
     if _digest(cache, method) == of_decoder:
         cache = attribute(cache, "self_attention_cache")
     if _digest(cache, method) != own:
@@ -177,7 +178,7 @@ def _digest_of(function: FunctionType) -> str:
 
 def _pairs(cache: Any) -> Any:
     """A cache as it was once: for each layer its keys and values, [batch, heads, tokens, width]; of one length."""
-    if is_tracing() or len(cache) == 0:
+    if len(cache) == 0:
         raise NotApplicable
     for layer in cache:
         if not is_a(layer, tuple | list) or len(layer) != 2 or not all(is_tensor(x) and x.ndim == 4 for x in layer):
