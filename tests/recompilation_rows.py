@@ -16,6 +16,7 @@ class Attention(torch.nn.Module):
     """What the contracts are about: scores of queries against a cache."""
 
     groups = 2
+    sizes = (4, 2)
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,11 +91,13 @@ FEATURES = [
             {"chunks": 1}, "each side of the branch is a program of its own"),
     Feature("assignment", "past = S - L\nrequire(past >= 0)"),
     Feature("attribute of self", "self.scale: floating[1] @ dev\nrequire(H % self.groups == 0)"),
+    Feature("item at an index", "require(H % self.sizes[self.groups - 1] == 0)\nrequire(q.shape[self.groups] == L)"),
     Feature("bound on a size", "require(L < 1000)"),
     Feature("comparison of sizes", "require(L <= S)"),
     Feature("function of sizes", "require(max(L, S) == S)"),
     Feature("strides", "require(dense(q) and dense(k))"),
     Feature("broadcast", "require(broadcasts((B, 1, L, S), (B, H, L, S)))"),
+    Feature("type of device", "require(dev != meta)\nrequire(self.scale.device in (cpu, cuda))"),
     Feature("dtype rule", "require(T in floating)"),
     Feature("value rule", "require(finite(q))", why="values are not read in a compiled program"),
     Feature("result", "returns: floating[B, H, L, S] @ dev"),

@@ -117,6 +117,42 @@ def whole(dynamic: bool | None = None, backend: str = "eager") -> Callable[..., 
     return run
 
 
+class Layers(torch.nn.Module):
+    """Hands its input to a guarded operator."""
+
+    def __init__(self, rule: str) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(3, 3), torch.nn.Linear(4, 4)])
+        self.sizes = {"a": (3, 4)}
+        self.home = torch.device("cpu")
+        self.operator = og.guard(f"x: any[B, D] @ dev\n{rule}")(lambda self, x, n: x + 1)
+
+    def forward(self, x: torch.Tensor, n: int) -> Any:
+        return self.operator(self, x, n)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "require(self.layers[n].in_features == D)",
+        "require(self.layers[n - 2].weight.shape[n] == D)",
+        "require(self.sizes['a'][n] == D)",
+        "require(x.shape[n] == 4)",
+        "require(has(self.layers[n].bias) and D == 4)",
+        "require(self.layers[n + 7].in_features == 0)\nrequire(D == 4)",
+        "if self.home == cpu:\n    require(D == 4)",
+        "if dev in (cpu, cuda):\n    require(D == 4)",
+        "require(x.device != meta and D == 4)",
+    ],
+)
+def test_items_and_devices_in_a_whole_graph(rule: str) -> None:
+    run = torch.compile(Layers(rule), fullgraph=True, backend="eager")
+    for batch in (2, 3):
+        assert run(torch.ones(batch, 4), 1).shape == (batch, 4)
+    with pytest.raises(og.GuardError):
+        run(torch.ones(2, 5), 1)
+
+
 X, W = torch.ones(2, 4), torch.ones(4)
 BROKEN = {
     "w.shape": (X, torch.ones(1)),

@@ -32,7 +32,7 @@ from llm_op_guard.policy import INSTALL_VARIABLE, Action, Policy, Setting, libra
 from llm_op_guard.report.dispatch import Dispatcher
 from llm_op_guard.report.record import Record
 from llm_op_guard.report.sink import JsonLines
-from llm_op_guard.values import locate, plain
+from llm_op_guard.values import locate, plain, texts
 from llm_op_guard.waivers import Waiver, Waivers
 
 # mypy does not call the last two callable, and they may stand below `@guard`.
@@ -52,7 +52,7 @@ _INTEGRATIONS: dict[str, Callable[[], Integration]] = {
 }
 _installers: dict[str, Installer] = {}
 
-for _name, _function in plain.FUNCTIONS.items():
+for _name, _function in {**plain.FUNCTIONS, **texts.FUNCTIONS}.items():
     functions.register(_name, _function, locate.LOCATORS.get(_name))
 _transformers.register()
 

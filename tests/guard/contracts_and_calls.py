@@ -20,7 +20,8 @@ def size(draw: st.DrawFn) -> str:
         st.sampled_from(
             ["B", "L", "D", "B", "L", "D", "B", "D", "1", "2", "_", "B | 1", "D | 2 | 1", "2 * D", "D / 2", "B + 1",
              "L - 1", "B * L", "n", "D % 2 + 1", "4 / B", "3 - L", "y.shape[0]", "D / n | 1", "max(B, L)",
-             "n + 1 + L", "D / (n + 1)", "B * (L + n)", "L - (B - 1)", "highest(y) + 1", "m", "len(result)"]
+             "n + 1 + L", "D / (n + 1)", "B * (L + n)", "L - (B - 1)", "highest(y) + 1", "m", "len(result)",
+             "box.l[n]", "x.shape[n - 1]"]
         )
     )  # fmt: skip
 
@@ -59,7 +60,7 @@ def declared(draw: st.DrawFn) -> str:
 
 
 def condition(draw: st.DrawFn, depth: int = 0) -> str:
-    kind = draw(st.integers(0, 13 if depth < 2 else 10))
+    kind = draw(st.integers(0, 14 if depth < 2 else 11))
     name = draw(
         st.sampled_from(["B", "L", "D", "n", "m", "x.shape[0]", "y.ndim", "x.shape[-1]", "box.k", "mode", "lead"])
     )
@@ -72,6 +73,14 @@ def condition(draw: st.DrawFn, depth: int = 0) -> str:
         case 4:
             return draw(st.sampled_from(["T in floating", "T == float32", "x.dtype in (int64, float32)", "U != T"]))
         case 5:
+            if draw(st.integers(0, 2)) == 0:
+                return draw(
+                    st.sampled_from(
+                        ["dev == cpu", "x.device in (cpu, meta)", "meta != y.device", "box.w.device not in (cpu,)",
+                         "mode == cpu", "dev in [meta, cuda]", "m == meta", "(x.device if n else dev) != cpu",
+                         "z[n].device == cpu", "get(z.device, dev) == meta", "all(t.device != meta for t in z)"]
+                    )
+                )  # fmt: skip
             return draw(st.sampled_from(["x is None", "y is not None", "has(box.w)", "has(z)", "box.w is None"]))
         case 6:
             return draw(st.sampled_from(["get(box.k, 2) > 1", "get(box.q.r, D) == D", "len(x.shape) == 2", "dense(x)"]))
@@ -105,13 +114,26 @@ def condition(draw: st.DrawFn, depth: int = 0) -> str:
                 )
             )
         case 11:
+            return draw(
+                st.sampled_from(
+                    ["box.l[n] == D", "x.shape[n] == L", "box.l[-n] < D", "get(box.l[n - 1], D) == D", "has(box.l[m])",
+                     "z[mode] is None", "finite(z[n])", "(1, 2, 3)[n] == B", "box.l['a'] == D", "box.l[D / 2] == n",
+                     "z[n - 1].shape[0] == B", "finite(z[n - 1][:, 0])", "box.l[D == n] == 1",
+                     "x.shape[highest(y)] > 1",
+                     "len(box.l[n]) == 1", "box.l[6 // B] in (1, 2)", "has(z[4 / n])", "box.l[x] == 1",
+                     "ends_with(mode, 'ft')", "longest_run(mode) < 4", "misspelt(box.l, 'aaaaa', 'a') is None",
+                     "equal(y, taken(x, z))", "equal(m, taken(y, x))", "has(m.shape)", "controls(box.k) == n",
+                     "all(box.l[i] > 0 for i in box.l)", "any(t > 1 for t in z[n])"]
+                )
+            )  # fmt: skip
+        case 12:
             joined = f"{condition(draw, depth + 1)} and {condition(draw, depth + 1)}"
             loops = ["all(t > 0 for t in box.l)", "any(t == D for t in box.l)", "sum(t for t in box.l) == D",
                      "all(t.ndim == 2 for t in (x, y))", "all(a == b for a, b in zip(box.l, x.shape))",
                      "all(t < m for i, t in enumerate(box.l) if i > 0)", "any(finite(t) for t in z)",
                      "all(live_rows(t) for t in z)", "not any(highest(t) < n for t in z)"]  # fmt: skip
             return draw(st.sampled_from([joined, joined, *loops]))
-        case 12:
+        case 13:
             return f"{condition(draw, depth + 1)} or {condition(draw, depth + 1)}"
         case _:
             return f"not ({condition(draw, depth + 1)})"
@@ -127,21 +149,12 @@ def statement(draw: st.DrawFn, depth: int = 0) -> list[str]:
             plain = draw(st.sampled_from(["int", "float", "str", "bool", "None | int", "object"]))
             return [f"{path}: {plain if path in ('n', 'mode', 'box.k') else declared(draw)}{why}"]
         case 4:
-            return [
-                draw(
-                    st.sampled_from(
-                        [
-                            "m = D + 1",
-                            "m = box.w",
-                            "m = x.shape[0] / 2",
-                            "m, o = x.shape",
-                            "m = highest(y)",
-                            "m, o = z",
-                            "m = len(result)",
-                        ]
-                    )
+            return draw(
+                st.sampled_from(
+                    ["m = D + 1", "m = box.w", "m = x.device", "m = x.shape[0] / 2", "m, o = x.shape", "m = highest(y)",
+                     "m, o = z", "m = len(result)", "m = taken(z, y)", "m = taken(x, y)\nensure(equal(result, m))"]
                 )
-            ]
+            ).split("\n")  # fmt: skip
         case 5 if draw(st.integers(0, 3)) == 0:
             return draw(
                 st.sampled_from(

@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 import torch
 from contracts_and_calls import PARAMETERS, calls, contract_bodies
 from hypothesis import HealthCheck, assume, given, settings
@@ -140,6 +141,16 @@ def test_order_of_statements_never_changes_a_verdict(
             assert said(one) == said(other), (contract.text, shuffled.text, arguments)
             before, _, _ = verdicts(shuffled, arguments, ("A", "B"))
             assert bool(before) == bool(one)
+
+
+@pytest.mark.parametrize("body", ["x: like(y)\ny: like(x)", "n: int\nx: like(n)", "n: None\nx: like(n)"])
+def test_like_what_keeps_no_aspects(body: str) -> None:
+    contract = parse_body(body, "operator", PARAMETERS)
+    given = dict.fromkeys(PARAMETERS)
+    ones, twos = torch.ones(2), torch.ones(2, 2)
+    values = ((ones, ones, 1), (ones, twos, 1), (ones, None, None))
+    calls_of = [{**given, "x": x, "y": y, "n": n, "result": None} for x, y, n in values]
+    assert_agreement(contract, calls_of)
 
 
 def test_the_comparison_can_fail() -> None:

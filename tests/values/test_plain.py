@@ -13,7 +13,7 @@ import llm_op_guard  # noqa: F401 - registers the functions
 from llm_op_guard.contract.vocabulary import FUNCTIONS
 from llm_op_guard.guard.functions import IMPLEMENTATIONS
 from llm_op_guard.guard.reading import NotApplicable
-from llm_op_guard.values import plain
+from llm_op_guard.values import plain, texts
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32]
@@ -272,5 +272,42 @@ def test_rows_of_legal_biases_are_alive(dtype: torch.dtype, keys: int) -> None:
 
 
 def test_every_value_function_of_the_language_is_here() -> None:
-    assert set(plain.FUNCTIONS) == {name for name, function in FUNCTIONS.items() if function.cost_class == "B"}
+    assert {*plain.FUNCTIONS, *texts.FUNCTIONS} == {
+        name for name, function in FUNCTIONS.items() if function.cost_class == "B"
+    }
     assert set(IMPLEMENTATIONS) == set(FUNCTIONS) - {"has", "get"}
+
+
+def test_taken() -> None:
+    x = torch.arange(12).reshape(4, 3)
+    assert torch.equal(plain.taken(x, torch.tensor([2, 0, 2])), x[[2, 0, 2]])
+    assert torch.equal(plain.taken(x, torch.tensor([[1], [3]], dtype=torch.uint8)), x[torch.tensor([[1], [3]])])
+    assert torch.equal(plain.taken(x, torch.tensor(1)), x[1])
+    assert plain.taken(x, torch.zeros(0, dtype=torch.int32)).shape == (0, 3)
+    assert torch.equal(plain.taken(torch.arange(3), torch.tensor([2, 2])), torch.tensor([2, 2]))
+    for dtype in FLOATS[:4]:
+        assert plain.taken(x.to(dtype), torch.tensor([1])).dtype == dtype
+    picked = plain.taken(x, torch.tensor(1))
+    x += 1
+    assert picked.tolist() == [3, 4, 5]  # a copy
+
+
+@pytest.mark.parametrize(
+    ("x", "index"),
+    [
+        (torch.ones(3), torch.tensor([3])),
+        (torch.ones(3), torch.tensor([-1])),
+        (torch.ones(3), torch.tensor([0.0])),
+        (torch.ones(3), torch.tensor([True, False, True])),
+        (torch.ones(3), [0]),
+        (torch.ones(3), 0),
+        (torch.ones(()), torch.tensor([0])),
+        (torch.ones(0, 2), torch.tensor([0])),
+        (torch.ones(3, device="meta"), torch.tensor([0])),
+        (torch.ones(3), torch.tensor([0], device="meta")),
+        (None, torch.tensor([0])),
+    ],
+)
+def test_rows_that_are_not_there_are_not_taken(x: Any, index: Any) -> None:
+    with pytest.raises(NotApplicable):
+        plain.taken(x, index)

@@ -234,6 +234,10 @@ CACHE = [
          call(SimpleNamespace(max_model_len=262144), SimpleNamespace(max_model_len=15168), [1] * 20000),
          call(SimpleNamespace(max_model_len=15168), SimpleNamespace(max_model_len=15168), [1] * 20000), AssertionError),
     Case("kv-10", DynamicLayer.update, "self.keys.device", "A", append("meta"), append("cpu"), RuntimeError),
+    Case("kv-12", ops.reorder, "beams_follow", "B",
+         fresh(lambda: {"state": ids(3, 4)}, lambda: "state", lambda: ids(1, 1)),
+         fresh(lambda: {"past_key_values": ids(3, 4)}, lambda: "past_key_values", lambda: ids(1, 1)),
+         lambda kwargs: any(len(set(cache.tolist())) > 1 for cache in kwargs.values()), blames="operator"),
     Case("kv-14", ops.make_cache, "requested_length", "A", call("forgetful", 2048), call("static", 2048),
          lambda cache: cache.layers[0].max_cache_len != 2048, blames="operator"),
     Case("kv-16", ops.media_key, "64_bits", "A", call(b"picture", 4), call(b"picture", 16),
@@ -253,6 +257,8 @@ LORA = [
     Case("lora-01", ops.match_modules, "every_module_is_matched", "A",
          call(PATHS, ["model.layers.0.q_proj", "model.layers.0.v_proj"]), call(PATHS, PATHS[:1]),
          lambda matched: not matched, blames="operator"),
+    Case("lora-03", ops.inject, "every_target_matches", "B", call(PATHS, ["q_proj", "v_porj"]),
+         call(PATHS, ["q_proj", "v_proj"]), lambda found: len(found) < len(PATHS)),
     Case("lora-05", ops.load_lora, "not_a_placeholder", "B",
          call(nn.Linear(4, 6), {"lora_A": rand(2, 4), "lora_B": torch.empty(0)}),
          call(nn.Linear(4, 6), {"lora_A": rand(2, 4), "lora_B": rand(6, 2)}), RuntimeError),
@@ -421,6 +427,10 @@ RETRIEVAL = [
     Case("rag-09", ops.cut, "nothing_is_cut", "B", call([[1] * 4, [1] * 9], 8), call([[1] * 4, [1] * 8], 8),
          lambda lost: lost > 0, certain=False),
     Case("rag-10", ops.best_hits, "has_candidates", "B", call([[0.5], []]), call([[0.5], [0.1]]), IndexError),
+    Case("txt-01", ops.encode, "no_lone_surrogate", "B", call("a\udbc0b"), call("a\U0010ffffb"), UnicodeEncodeError),
+    Case("txt-03", ops.split_with_a_stack, "splittable", "B", call("^" * 5000), call("^^^^ " * 5000), RecursionError),
+    Case("txt-04", ops.merges, "splittable", "B", call("aB3/" * 1000), call("aB3/ " * 1000),
+         lambda compared: compared > 1000000),
     Case("txt-06", ops.store, "no_nul", "A", call("a\x00b"), call("a\tb"), ValueError),
 ]  # fmt: skip
 
@@ -509,21 +519,4 @@ UNSAID = [
         "the rank that should have called does not call",
         "rules across ranks, and a time limit for the others",
     ),
-    Unsaid(
-        "kv-12",
-        "an index is a number, so the rows of a cache picked by a tensor (`old[beam_idx]`) cannot be named",
-        "a function that picks rows, `taken(x, index)`, and a copy of the cache from before the call",
-    ),
-    Unsaid(
-        "lora-03",
-        "whether a module's path ends in a target's name is a question about texts",
-        "an imported predicate (class C), or `ends_with(text, text)`",
-    ),
-    Unsaid("txt-01", "texts are read as a whole: nothing looks at their characters", "an imported predicate (class C)"),
-    Unsaid(
-        "txt-03",
-        "only the length of a text can be read, and a cap on it rejects long texts that are harmless",
-        "an imported predicate (class C), the longest run without a place to split",
-    ),
-    Unsaid("txt-04", "as txt-03: it is the longest run that costs, not the length", "an imported predicate (class C)"),
 ]

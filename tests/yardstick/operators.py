@@ -152,7 +152,18 @@ def quantise_keys(scale: Tensor) -> Tensor:
     return torch.ones(4) / scale
 
 
+def reorder(kwargs: dict[str, Any], cache_name: str, beam_idx: Tensor) -> dict[str, Any]:
+    """Looks at one name only."""
+    if "past_key_values" in kwargs:
+        kwargs["past_key_values"] = kwargs["past_key_values"].index_select(0, beam_idx)
+    return kwargs
+
+
 # ---------------------------------------------------------------- adapters
+
+
+def inject(modules: list[str], targets: list[str]) -> list[str]:
+    return [name for name in modules if any(name == t or name.endswith(f".{t}") for t in targets)]
 
 
 def match_modules(modules: list[str], adapter: list[str]) -> list[str]:
@@ -321,6 +332,24 @@ def store(text: str) -> str:
     if "\x00" in text:
         raise ValueError("text fields cannot contain NUL (0x00)")
     return text
+
+
+def encode(text: str) -> bytes:
+    return text.encode()
+
+
+def split_with_a_stack(text: str) -> int:
+    """A matcher that keeps a frame for each character since the last place to split."""
+
+    def matched(chunk: str) -> int:
+        return 1 + matched(chunk[1:]) if chunk else 0
+
+    return sum(map(matched, text.split()))
+
+
+def merges(text: str) -> int:
+    """The pairs that byte-pair encoding compares: all that are left of a chunk, for each of its merges."""
+    return sum(len(chunk) * (len(chunk) - 1) // 2 for chunk in text.split())
 
 
 # ---------------------------------------------------------------- sampling

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
-from llm_op_guard.contract.path import path_of
 from llm_op_guard.contract.source import Source
-from llm_op_guard.contract.vocabulary import DTYPE_SETS, FUNCTIONS, KEYWORDS
+from llm_op_guard.contract.vocabulary import DEVICE_TYPES, DTYPE_SETS, FUNCTIONS, KEYWORDS
 
 _BINARY = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
 _UNARY = (ast.Not, ast.USub, ast.UAdd)
@@ -33,7 +32,6 @@ def check_expression(node: ast.expr, source: Source, *, as_text: bool = False) -
                 raise source.error(f"{node.attr!r} cannot be read", node)
             check_expression(node.value, source)
         case ast.Subscript():
-            # An index that is more than a literal is for constants of the file; `validate` sees to it.
             check_expression(node.slice, source)
             check_expression(node.value, source)
         case ast.UnaryOp(op=op) if isinstance(op, _UNARY):
@@ -54,8 +52,8 @@ def check_expression(node: ast.expr, source: Source, *, as_text: bool = False) -
             check_expression(node.orelse, source, as_text=as_text)
         case ast.Call():
             _check_call(node, source)
-            if isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS and FUNCTIONS[node.func.id].gives_tensor:
-                raise source.error(f"{node.func.id} gives a tensor, which only a value function takes", node)
+            if gives_tensor(node):
+                raise source.error(f"{calls_in(node)[0]} gives a tensor, for a value function or a name", node)
         case ast.Tuple() | ast.List():
             for item in node.elts:
                 check_expression(item.value if isinstance(item, ast.Starred) else item, source)
@@ -69,6 +67,23 @@ def check_expression(node: ast.expr, source: Source, *, as_text: bool = False) -
             raise source.error("f-strings stand in because= and hint= only", node)
         case _:
             raise source.error(f"{_describe(node)} not in the language", node)
+
+
+def check_given(node: ast.expr, source: Source) -> None:
+    """Raise ContractError unless a name may stand for `node`: an expression, or the tensor of a value function."""
+    if gives_tensor(node):
+        assert isinstance(node, ast.Call)
+        _check_call(node, source)
+    else:
+        check_expression(node, source)
+
+
+def gives_tensor(node: ast.expr) -> bool:
+    """Whether an expression is a call of a value function that gives a tensor."""
+    match node:
+        case ast.Call(func=ast.Name(id=name)) if name in FUNCTIONS:
+            return FUNCTIONS[name].gives_tensor
+    return False
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
@@ -107,6 +122,33 @@ def names_in(node: ast.AST) -> dict[str, ast.Name]:
 
     visit(node, frozenset())
     return found
+
+
+def is_read(node: ast.expr) -> bool:
+    """Whether an expression is a name or what is read from one: attributes, and items at any index."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return isinstance(node, ast.Name)
+
+
+def steps_of(node: ast.expr) -> tuple[ast.Name, list[str | ast.expr]]:
+    """The name that something is read from, and the attributes and indices that lead there."""
+    steps: list[str | ast.expr] = []
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        steps.append(node.attr if isinstance(node, ast.Attribute) else node.slice)
+        node = node.value
+    assert isinstance(node, ast.Name)
+    return node, steps[::-1]
+
+
+def device_types(node: ast.expr, own: Container[str]) -> tuple[str, ...]:
+    """The types of device that an operand is: of `cpu` one, of `(cpu, cuda)` two; none of anything else.
+
+    `own` are the names that the contract gives a meaning: a parameter that is called cpu is that parameter.
+    """
+    parts = node.elts if isinstance(node, ast.Tuple | ast.List) else [node]
+    names = [part.id for part in parts if isinstance(part, ast.Name) and part.id in DEVICE_TYPES and part.id not in own]
+    return tuple(names) if len(names) == len(parts) else ()
 
 
 def calls_in(node: ast.AST) -> list[str]:
@@ -174,7 +216,7 @@ def _check_call(node: ast.Call, source: Source) -> None:
         if kind == "tensor":
             _check_tensor(function.name, argument, source)
             continue
-        if kind in ("path", "owner") and path_of(argument) is None:
+        if kind in ("path", "owner") and not is_read(argument):
             raise source.error(f"{function.name} takes a parameter or what can be read from one", argument)
         if kind == "text" and not (isinstance(argument, ast.Constant) and isinstance(argument.value, str)):
             raise source.error(f"{function.name} takes a text here, such as 'rows'", argument)
@@ -215,7 +257,7 @@ def check_iterable(node: ast.expr, source: Source) -> None:
     match node:
         case ast.Call(func=ast.Name(id="range"), args=[count], keywords=[]):
             check_expression(count, source)
-        case ast.Call(func=ast.Name(id="items"), args=[mapping], keywords=[]) if path_of(mapping) is not None:
+        case ast.Call(func=ast.Name(id="items"), args=[mapping], keywords=[]) if is_read(mapping):
             check_expression(mapping, source)
         case ast.Call(func=ast.Name(id="enumerate"), args=[inner], keywords=[]):
             check_iterable(inner, source)
@@ -224,7 +266,7 @@ def check_iterable(node: ast.expr, source: Source) -> None:
                 check_iterable(inner, source)
         case ast.Tuple() | ast.List():
             check_expression(node, source)
-        case _ if path_of(node) is not None:
+        case _ if is_read(node):
             check_expression(node, source)
         case _:
             raise source.error("a loop goes over what is read or written out, or zip, enumerate, items or range", node)
@@ -233,13 +275,14 @@ def check_iterable(node: ast.expr, source: Source) -> None:
 def _check_tensor(function: str, node: ast.expr, source: Source) -> None:
     """A tensor argument: something read from a parameter, a part of it (`cos[:, :1]`), or what a function gives."""
     match node:
-        case ast.Call(func=ast.Name(id=name)) if name in FUNCTIONS and FUNCTIONS[name].gives_tensor:
+        case _ if gives_tensor(node):
+            assert isinstance(node, ast.Call)
             _check_call(node, source)
-        case ast.Subscript(value=value, slice=index) if path_of(node) is None:
+        case ast.Subscript(value=value, slice=index):
             for part in index.elts if isinstance(index, ast.Tuple) else [index]:
                 _check_slice(part, source)
             _check_tensor(function, value, source)
-        case _ if path_of(node) is None:
+        case _ if not is_read(node):
             raise source.error(f"{function} takes a parameter or what can be read from one", node)
         case _:
             check_expression(node, source)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from llm_op_guard.contract.model import DtypeSet
+from llm_op_guard.contract.model import Contract, DtypeSet
 from llm_op_guard.contract.path import Path, path_of
 from llm_op_guard.contract.possible import (
     ABSENT,
@@ -86,12 +86,13 @@ _NEVER = Outcomes(None, None, None)
 class Judge:
     """Judges conditions by what the paths in them can be.
 
-    `of_path` tells that of a path, `parameters` are the names that always have a value.
+    `of_path` tells that of a path.
     """
 
-    def __init__(self, of_path: Callable[[Path], Possible], parameters: frozenset[str], steps: Steps) -> None:
+    def __init__(self, of_path: Callable[[Path], Possible], contract: Contract, steps: Steps) -> None:
         self._of_path = of_path
-        self._parameters = parameters
+        self._parameters = frozenset(contract.parameters)  # these always have a value
+        self._own = self._parameters | contract.assigned | frozenset(contract.constants)
         self._steps = steps
         self._texts: dict[ast.expr, str | None] = {}
 
@@ -277,7 +278,7 @@ class Judge:
         match node:
             case ast.Constant(value=value):
                 return Possible.of(value)
-            case ast.Name(id=name) if name in DTYPE_NAMES:
+            case ast.Name(id=name) if name in DTYPE_NAMES and name not in self._own:
                 return Possible.of_dtype(name)
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return _negative(self._value(operand, state))

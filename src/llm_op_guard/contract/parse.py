@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
-from llm_op_guard.contract.expressions import check_expression, check_iterable, check_target, suggestion
+from llm_op_guard.contract.expressions import check_expression, check_given, check_iterable, check_target, suggestion
 from llm_op_guard.contract.model import Assign, Contract, Declare, Expr, For, If, Reason, Remember, Require, Statement
 from llm_op_guard.contract.path import Path, path_of
 from llm_op_guard.contract.source import Place, Source
@@ -260,7 +260,9 @@ def _statement(node: ast.stmt, source: Source) -> Statement:
         case ast.AnnAssign():
             return _declaration(node, source)
         case ast.Assign(targets=[target]):
-            return Assign(_names(target, source), _expression(node.value, source), Place.of(node))
+            names = _names(target, source)
+            (check_given if len(names) == 1 else check_expression)(node.value, source)
+            return Assign(names, Expr.of(node.value), Place.of(node))
         case ast.If():
             return If(
                 _expression(node.test, source),

@@ -166,7 +166,7 @@ class _Search:
         self.lasting: dict[str, list[_Fact]] = {}
 
     def conflict(self) -> Conflict | None:
-        alone = Judge(self._by_itself, self.parameters, self.steps)
+        alone = Judge(self._by_itself, self.contract, self.steps)
         for clause in self._rules():
             if alone.outcomes(clause.statement.expr.node).true is None:  # type: ignore[union-attr]
                 return Conflict((clause,), clause.conditions)
@@ -238,7 +238,7 @@ class _Search:
             values = [fact.value for fact in self._facts(path, conditions, after)]
             return reduce(Possible.meet, values, self._by_itself(path))
 
-        return Judge(of_path, self.parameters, self.steps)
+        return Judge(of_path, self.contract, self.steps)
 
     def _by_itself(self, path: Path) -> Possible:
         """What a path can be, whatever is declared."""
@@ -308,7 +308,7 @@ class _Search:
             needed.extend(fact for fact in facts if all(fact.origin is not other.origin for other in needed))
             return reduce(Possible.meet, (fact.value for fact in facts), self._by_itself(path))
 
-        Judge(known, self.parameters, self.steps).outcomes(rule.expr.node)
+        Judge(known, self.contract, self.steps).outcomes(rule.expr.node)
         for fact in needed[-_MOST_WEIGHED:]:
             rest = [other for other in needed if other is not fact]
             if self._is_broken(rule, [other.origin for other in rest], level, after):
@@ -323,7 +323,7 @@ class _Search:
             values = [fact.value for fact in facts if any(fact.origin is origin for origin in origins)]
             return reduce(Possible.meet, values, self._by_itself(path))
 
-        return Judge(known, self.parameters, self.steps).outcomes(rule.expr.node).kept is None
+        return Judge(known, self.contract, self.steps).outcomes(rule.expr.node).kept is None
 
 
 def _conflict(clause: Clause, others: list[Clause | Condition], level: _Level) -> Conflict:

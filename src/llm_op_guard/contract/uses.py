@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from llm_op_guard.contract.expressions import names_in, suggestion
+from llm_op_guard.contract.expressions import device_types, gives_tensor, names_in, suggestion, tensor_arguments
 from llm_op_guard.contract.model import (
     Assign,
     Clause,
@@ -20,7 +20,7 @@ from llm_op_guard.contract.model import (
     TensorType,
 )
 from llm_op_guard.contract.path import Path
-from llm_op_guard.contract.vocabulary import FUNCTIONS, TENSOR_ATTRIBUTES
+from llm_op_guard.contract.vocabulary import DEVICE_TYPES, DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, TENSOR_ATTRIBUTES
 
 
 def check_uses(clause: Clause, contract: Contract) -> None:
@@ -34,8 +34,12 @@ def check_uses(clause: Clause, contract: Contract) -> None:
     if isinstance(statement, Require) and not names_in(statement.expr.node):
         raise contract.source.error("the condition reads nothing of the call", statement.expr.node)
     kept = [expr for _, expr in statement.facts] if isinstance(statement, Remember) else []
-    for expr in (*judged, *kept, *([statement.expr] if isinstance(statement, Assign) else [])):
+    given = [statement.expr] if isinstance(statement, Assign) else []
+    for expr in (*judged, *kept, *given):
         _check(expr, contract)
+    texts = [statement.reason.because, statement.reason.hint] if isinstance(statement, Declare | Require) else []
+    for node in (expr.node for expr in (*judged, *kept, *given, *texts) if expr is not None):
+        _check_device_types(node, contract, _kinds(contract), frozenset({*contract.parameters, *contract.assigned}))
 
 
 def _check(expr: Expr, contract: Contract) -> None:
@@ -48,8 +52,21 @@ def _check(expr: Expr, contract: Contract) -> None:
                 f"rule such as within({operand.id}, …)",
                 operand,
             )
+    in_value_functions = {
+        id(part)
+        for call in ast.walk(whole)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in FUNCTIONS
+        for argument in tensor_arguments(call)
+        for part in ast.walk(argument)
+    }
     for node in ast.walk(whole):
         match node:
+            case ast.Subscript(value=ast.Name(id=name)) if kinds.get(name) == "tensor":
+                if id(node) not in in_value_functions:
+                    instead = f"such as first({ast.unparse(node)})"
+                    raise contract.source.error(
+                        f"{name} is a tensor, whose items only value functions read, {instead}", node
+                    )
             case ast.BinOp(left=left, right=right):
                 for side in (left, right):
                     if isinstance(side, ast.Constant) and not isinstance(side.value, int | float):
@@ -67,6 +84,59 @@ def _check(expr: Expr, contract: Contract) -> None:
                 _check_arguments(function, arguments, kinds, contract)
 
 
+def _check_device_types(node: ast.AST, contract: Contract, kinds: dict[str, str], own: frozenset[str]) -> None:
+    """Types of device are compared with devices, and stand nowhere else."""
+    match node:
+        case ast.Compare(left=left, ops=[op], comparators=[right]):
+            sides = [(left, right)] if isinstance(op, ast.In | ast.NotIn) else [(left, right), (right, left)]
+            for device, written in sides:
+                types = device_types(written, own)
+                listed = isinstance(written, ast.Tuple | ast.List)
+                if not types or not isinstance(op, ast.In | ast.NotIn if listed else ast.Eq | ast.NotEq):
+                    continue
+                if not _may_be_device(device, contract, kinds, own):
+                    raise contract.source.error(f"{ast.unparse(device)} is no device{_DEVICE_TYPES}", device)
+                _check_device_types(device, contract, kinds, own)
+                return
+        case ast.GeneratorExp(elt=elt, generators=[loop]):
+            _check_device_types(loop.iter, contract, kinds, own)
+            bound = own | {name.id for name in ast.walk(loop.target) if isinstance(name, ast.Name)}
+            for part in (*loop.ifs, elt):
+                _check_device_types(part, contract, kinds, bound)
+            return
+        case ast.Name(id=name) if device_types(node, own):
+            raise contract.source.error(f"{name} is a type of device{_DEVICE_TYPES}", node)
+        case ast.Call(func=ast.Name(), args=arguments, keywords=keywords):
+            for argument in (*arguments, *keywords):
+                _check_device_types(argument, contract, kinds, own)
+            return
+    for child in ast.iter_child_nodes(node):
+        _check_device_types(child, contract, kinds, own)
+
+
+_DEVICE_TYPES = "; a type of device is compared with a device: x.device == cpu, or x.device in (cpu, cuda)"
+
+
+def _may_be_device(node: ast.expr, contract: Contract, kinds: dict[str, str], own: frozenset[str]) -> bool:
+    match node:
+        case ast.Name(id=name) if name in contract.symbols:
+            return contract.symbols[name] == "device"
+        case ast.Name(id=name):
+            words = {*contract.constants, *DTYPE_NAMES, *DTYPE_SETS, *DEVICE_TYPES} - own
+            return name not in words and kinds.get(name, "other") == "other"
+        case ast.Attribute(attr=attr):
+            return attr == "device" or attr not in TENSOR_ATTRIBUTES
+        case ast.Subscript(value=ast.Attribute(attr=attr)):
+            return attr not in TENSOR_ATTRIBUTES
+        case ast.Subscript():
+            return True
+        case ast.IfExp(body=body, orelse=orelse):
+            return all(_may_be_device(part, contract, kinds, own) for part in (body, orelse))
+        case ast.Call(func=ast.Name(id="get" | "recall")):
+            return True
+    return False
+
+
 def _check_arguments(function: str, arguments: list[ast.expr], kinds: dict[str, str], contract: Contract) -> None:
     declared = FUNCTIONS[function].arguments
     for index, argument in enumerate(arguments):
@@ -77,6 +147,11 @@ def _check_arguments(function: str, arguments: list[ast.expr], kinds: dict[str, 
             raise contract.source.error(f"{function} takes a sequence: {argument.id}.shape", argument)
         if kind in ("int", "number") and isinstance(argument, ast.Constant) and isinstance(argument.value, str):
             raise contract.source.error(f"{function} takes a number here", argument)
+        if kind == "string" and (
+            (isinstance(argument, ast.Constant) and not isinstance(argument.value, str))
+            or (isinstance(argument, ast.Name) and kinds.get(argument.id) in ("tensor", "number"))
+        ):
+            raise contract.source.error(f"{function} takes a text here", argument)
 
 
 def _plain_operands(node: ast.expr) -> Iterator[ast.expr]:
@@ -102,7 +177,7 @@ def _plain_operands(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def _kinds(contract: Contract) -> dict[str, str]:
-    """What parameters are, where every declaration of one agrees: tensor or number."""
+    """What parameters and assigned names are, where all that is said of one agrees: tensor or number."""
     found: dict[str, set[str]] = {}
     for clause in contract.clauses:
         statement = clause.statement
@@ -118,4 +193,6 @@ def _kinds(contract: Contract) -> dict[str, str]:
                         pass
                     case _:
                         kinds.add("other")
+        if isinstance(statement, Assign) and gives_tensor(statement.expr.node):
+            found.setdefault(statement.names[0], set()).add("tensor")
     return {name: next(iter(kinds)) for name, kinds in found.items() if len(kinds) == 1}

@@ -7,7 +7,7 @@ import re
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 
-from llm_op_guard.contract.expressions import LOOPS, calls_in, names_in, suggestion, tensor_arguments
+from llm_op_guard.contract.expressions import LOOPS, calls_in, names_in, steps_of, suggestion
 from llm_op_guard.contract.loops import unrolled, written_out
 from llm_op_guard.contract.model import (
     Alternative,
@@ -43,7 +43,6 @@ from llm_op_guard.contract.model import (
     Type,
     dim_symbol,
 )
-from llm_op_guard.contract.path import path_of
 from llm_op_guard.contract.satisfiable import check_satisfiable
 from llm_op_guard.contract.solve import inverse
 from llm_op_guard.contract.source import Place, Source
@@ -158,7 +157,7 @@ def _expressions(statement: Leaf) -> Iterator[Expr]:
 
 def _check_names(clause: Clause, contract: Contract) -> None:
     named = {*contract.parameters, *contract.assigned, *contract.symbols, *contract.constants}
-    known = {*named, *_CONSTANTS, "result"}
+    known = {*named, *_CONSTANTS, *DEVICE_TYPES, "result"}
     roots = {*contract.parameters, *contract.assigned, "result"}
     statement = clause.statement
     for expr in (*_expressions(statement), *(condition.test for condition in clause.conditions)):
@@ -175,32 +174,15 @@ def _check_names(clause: Clause, contract: Contract) -> None:
                 )
     for expr in (*_expressions(statement), *(condition.test for condition in clause.conditions)):
         _check_get(expr, contract)
-        _check_indices(expr, contract)
-
-
-def _check_indices(expr: Expr, contract: Contract) -> None:
-    """Only a constant of the file can be looked into with more than a literal."""
-    tensors = {
-        id(part)
-        for call in ast.walk(expr.node)
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in FUNCTIONS
-        for argument in tensor_arguments(call)
-        for part in ast.walk(argument)
-    }
-    for node in ast.walk(expr.node):
-        if isinstance(node, ast.Subscript) and id(node) not in tensors and path_of(node) is None:
-            base = path_of(node.value)
-            if base is None or base.root not in contract.constants:
-                raise contract.source.error("an index is an integer or a text", node.slice)
 
 
 def _check_get(expr: Expr, contract: Contract) -> None:
     """`has` and `get` ask whether something exists; a symbol always does, once it is bound."""
     for call in ast.walk(expr.node):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in ("has", "get"):
-            path = path_of(call.args[0])
-            if path is not None and path.root in contract.symbols:
-                raise contract.source.error(f"{path.root!r} is a symbol; {call.func.id} takes an argument", call)
+            name = steps_of(call.args[0])[0].id
+            if name in contract.symbols:
+                raise contract.source.error(f"{name!r} is a symbol; {call.func.id} takes an argument", call)
 
 
 def _check_assignments(contract: Contract) -> None:

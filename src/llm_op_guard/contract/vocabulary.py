@@ -38,7 +38,7 @@ SCALAR_TYPES: dict[str, str] = {
 # What may be read from a tensor.
 TENSOR_ATTRIBUTES = ("shape", "dtype", "device", "ndim", "layout", "requires_grad")
 
-ArgumentKind = Literal["tensor", "path", "owner", "int", "number", "shape", "sequence", "object", "text"]
+ArgumentKind = Literal["tensor", "path", "owner", "int", "number", "shape", "sequence", "object", "string", "text"]
 
 # Arguments of these kinds are handed over as they are; all others must be plain values.
 RAW_KINDS = ("tensor", "owner", "shape", "sequence")
@@ -148,12 +148,34 @@ FUNCTIONS: dict[str, Function] = {
             "the position of each token that a padding mask keeps, counted from 0 in its row",
             gives_tensor=True,
         ),
+        Function(
+            "taken", "B", (("x", "tensor"), ("index", "tensor")),
+            "the rows of x that a tensor of whole numbers picks, along the first dimension; does not apply where one "
+            "is not there",
+            gives_tensor=True,
+        ),
         Function("largest", "A", (("dtype", "object"),), "the largest number of a dtype"),
         Function(
             "arch", "A", (("device", "object"),),
             "the compute capability of a CUDA device as (major, minor); does not apply to other devices",
         ),
         Function("version", "A", (("library", "object"),), "the version of an imported library as a tuple of numbers"),
+        Function(
+            "misspelt", "A", (("mapping", "owner"), ("name", "text")),
+            "the first key of a dict that is nearly one of these names, which is itself not there, else None: two "
+            "letters off at most, one where the name has fewer than 8 letters, none where it has fewer than 5",
+            variadic=True,
+            eager=True,
+        ),
+        Function("ends_with", "A", (("text", "string"), ("ending", "string")), "the text ends with the other"),
+        Function("surrogates", "B", (("text", "string"),), "how many lone surrogates a text has: it has no UTF-8"),
+        Function(
+            "controls", "B", (("text", "string"),),
+            "how many control characters a text has, tab, line feed and carriage return left out",
+        ),
+        Function(
+            "longest_run", "B", (("text", "string"),), "the length of the longest stretch of a text without whitespace"
+        ),
     )
 }  # fmt: skip
 

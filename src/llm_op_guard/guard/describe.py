@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from llm_op_guard.contract.expressions import is_read
 from llm_op_guard.contract.model import DtypeOf, Expr, TensorType
-from llm_op_guard.contract.path import path_of
 from llm_op_guard.guard import elements, functions
 from llm_op_guard.guard.evaluate import Values, show
 from llm_op_guard.guard.reading import INAPPLICABLE, Broken
@@ -100,8 +100,10 @@ def _operands(nodes: list[ast.expr], values: Values) -> list[str]:
 
 def _shown(node: ast.expr, values: Values) -> list[str]:
     try:
-        value = values.raw(node) if path_of(node) is not None else values.value_of(node)
-        shown = [f"{ast.unparse(node)} = {show(value)}{elements.place(node, values)}"]
+        value = values.raw(node) if is_read(node) else values.value_of(node)
+        text, told = ast.unparse(node), show(value)
+        # What is written out (float32, or cpu and cuda) says itself.
+        shown = [f"{text} = {told}{elements.place(node, values)}"] if text != told else []
     except (*INAPPLICABLE, Broken):
         return []
     # Of `highest(ids) // page`, where the highest stands.

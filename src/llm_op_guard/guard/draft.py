@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from llm_op_guard.contract.model import Like
+from llm_op_guard.contract.model import Like, TensorType
 from llm_op_guard.contract.path import Path
 from llm_op_guard.guard.expression_source import ExpressionWriter
 from llm_op_guard.guard.names import Names
@@ -76,7 +76,8 @@ class Draft:
 
     def keeps_aspects(self, step: Match) -> bool:
         """Whether dtype, shape and device of what a step declares are read once and kept for another to be like."""
-        return step.path in self._models and step.certain and len(step.type.alternatives) == 1
+        only = step.type.alternatives[0] if len(step.type.alternatives) == 1 else None
+        return step.path in self._models and step.certain and isinstance(only, TensorType)
 
     def has_aspects(self, path: Path, given: tuple[Given, ...]) -> bool:
         """Whether a step that keeps them has run wherever these facts hold."""

@@ -7,29 +7,28 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from llm_op_guard.contract.expressions import LOOPS
+from llm_op_guard.contract.expressions import LOOPS, steps_of
 from llm_op_guard.contract.model import DtypeName, DtypeSet, Expr
-from llm_op_guard.contract.path import Path, path_of
-from llm_op_guard.contract.vocabulary import DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, RAW_KINDS, dtype_names
+from llm_op_guard.contract.path import Path
+from llm_op_guard.contract.vocabulary import DEVICE_TYPES, DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, RAW_KINDS, dtype_names
 from llm_op_guard.guard import functions
 from llm_op_guard.guard.memory import Identity
 from llm_op_guard.guard.reading import (
     INAPPLICABLE,
     UNSET,
     Broken,
+    DeviceKind,
     NotApplicable,
     attribute,
     is_a,
     is_integer,
     is_tensor,
     item,
-    looked_up,
     number_now,
     optional_attribute,
+    part,
     path_value,
     plain,
-    present,
-    sliced,
 )
 
 # More items than any list of layers, stop tokens or images has.
@@ -76,12 +75,17 @@ class Values:
 
     def named(self, name: str) -> Any:
         """What a bare name stands for; raises Unbound for a name without a value."""
-        for table in (self.items, self.arguments, self.assigned, self.symbols, self.constants):
+        for table in self._tables():
             if name in table:
                 return table[name]
         if name in DTYPE_NAMES or name in DTYPE_SETS:
             return dtypes_named(name)
+        if name in DEVICE_TYPES:
+            return DeviceKind(name)
         raise Unbound(name)
+
+    def _tables(self) -> tuple[Mapping[str, Any], ...]:
+        return self.items, self.arguments, self.assigned, self.symbols, self.constants
 
     def path(self, path: Path) -> Any:
         """What a path leads to; raises NotApplicable where a step is absent."""
@@ -108,12 +112,8 @@ class Values:
                 return self.named(name)
             case ast.Attribute(value=owner, attr=attr):
                 return attribute(self.raw(owner), attr)
-            case ast.Subscript(value=ast.Name(id=name), slice=key) if name in self.constants:
-                return looked_up(self.constants[name], self._value(key))
-            case ast.Subscript(value=owner, slice=key) if path_of(node) is not None:
+            case ast.Subscript(value=owner, slice=key):
                 return item(self.raw(owner), self._value(key))
-            case ast.Subscript():
-                return self.tensor(node)
         return self._value(node)
 
     def tensor(self, node: ast.expr) -> Any:
@@ -121,15 +121,15 @@ class Values:
         match node:
             case ast.Call(func=ast.Name(id=name)):
                 return self._call(name, node)
-            case ast.Subscript(value=owner, slice=index) if path_of(node) is None:
+            case ast.Subscript(value=owner, slice=index):
                 parts = index.elts if isinstance(index, ast.Tuple) else [index]
-                return sliced(self.tensor(owner), *(self._index(part) for part in parts))
+                return part(self.tensor(owner), *(self._index(one) for one in parts))
         return self.raw(node)
 
     def _index(self, node: ast.expr) -> Any:
         match node:
             case ast.Slice(lower=lower, upper=upper, step=step):
-                return slice(*(None if part is None else self._value(part) for part in (lower, upper, step)))
+                return slice(*(None if bound is None else self._value(bound) for bound in (lower, upper, step)))
             case ast.Constant(value=value) if value is Ellipsis:
                 return value
         return self._value(node)
@@ -138,8 +138,8 @@ class Values:
         match node:
             case ast.Constant(value=value):
                 return value
-            case ast.Name(id=name) if name in DTYPE_SETS or name in DTYPE_NAMES:
-                return self.named(name)
+            case ast.Name(id=name) if not any(name in table for table in self._tables()):
+                return self.named(name)  # a word of the language
             case ast.Name() | ast.Attribute() | ast.Subscript():
                 return plain(self.raw(node))
             case ast.UnaryOp(op=ast.Not(), operand=operand):
@@ -194,13 +194,13 @@ class Values:
 
     def _call(self, name: str, node: ast.Call) -> Any:
         if name in ("has", "get"):
-            path = path_of(node.args[0])
-            assert path is not None
-            root = self.named(path.root)
+            root, steps = steps_of(node.args[0])
+            owner = self.named(root.id)
+            value = path_value(owner, *(step if isinstance(step, str) else (self._value(step),) for step in steps))
+            absent = value is UNSET or value is None
             if name == "has":
-                return present(root, *path.steps)
-            value = path_value(root, *path.steps)
-            return self._value(node.args[1]) if value is UNSET or value is None else plain(value)
+                return not absent
+            return self._value(node.args[1]) if absent else plain(value)
         given, keywords = self.call_arguments(name, node)
         return functions.IMPLEMENTATIONS[name](*given, **keywords)
 
@@ -332,6 +332,8 @@ def dtype_values(dtype: DtypeName | DtypeSet) -> Any:
 
 def show(value: Any) -> str:
     """A value for a message: sizes, dtypes, devices and numbers; texts and objects only by kind."""
+    if type(value) is functions.Spelling:
+        return repr(str(value))
     if isinstance(value, Identity):
         return str(value)
     if is_a(value, str):
@@ -340,6 +342,8 @@ def show(value: Any) -> str:
         return f"({', '.join(show(part) for part in value)}{',' if len(value) == 1 else ''})"
     if value is None or isinstance(value, bool | int | float) or type(value) is complex:
         return str(value)
+    if isinstance(value, DeviceKind):
+        return value.name
     if is_tensor(value):
         return f"{show(value.dtype)}[{', '.join(map(str, value.shape))}]"
     if is_integer(value):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
-from llm_op_guard.contract.expressions import LOOPS, names_in
+from llm_op_guard.contract.expressions import LOOPS, device_types, names_in, steps_of
 from llm_op_guard.contract.model import DtypeSet, Expr, Like, NoneType, ScalarType, TensorType
 from llm_op_guard.contract.path import Path, path_of
 from llm_op_guard.contract.vocabulary import DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, RAW_KINDS
@@ -193,10 +193,26 @@ class ExpressionWriter:
         op, right = node.ops[0], node.comparators[0]
         if isinstance(op, ast.Is | ast.IsNot):
             return self._raw(node.left), self._value(right)[0]
+        own = {*self.contract.parameters, *self.contract.assigned}
+        for device, written in ((node.left, right), (right, node.left)):
+            if types := device_types(written, own):
+                listed = isinstance(written, ast.Tuple | ast.List)
+                return self._device_type(device), repr(types if listed else types[0])
         (left_code, left_kind), (right_code, right_kind) = self._value(node.left), self._value(right)
         if not isinstance(op, ast.Eq | ast.NotEq) and not self._safe(op, right, left_kind, right_kind):
             self.fallible = True
         return atom(left_code), atom(right_code)
+
+    def _device_type(self, node: ast.expr) -> str:
+        """The source of the type of a device that is compared with a written one."""
+        fallible, self.fallible = self.fallible, False
+        code = self._value(node)[0]
+        path = path_of(node.value) if isinstance(node, ast.Attribute) else None
+        known = path is not None and self.is_tensor(path)
+        if isinstance(node, ast.Name) and self.contract.symbols.get(node.id) == "device":
+            known = not self.fallible
+        self.fallible = fallible or not known
+        return f"{code}.type" if known else f"_device_type({code})"
 
     def _safe(self, op: ast.cmpop, right: ast.expr, left_kind: Kind, right_kind: Kind) -> bool:
         if isinstance(op, ast.In | ast.NotIn):
@@ -286,7 +302,7 @@ class ExpressionWriter:
             case ast.Name(id=name):
                 if name in {*self.contract.symbols, *self.contract.assigned}:
                     return self._known(name)
-                return self.names.own(name)
+                return self._constant(name) if name in self.contract.constants else self.names.own(name)
             case ast.Attribute(value=owner, attr=attr):
                 path = path_of(owner)
                 if path is not None and self.is_tensor(path) and attr in ("shape", "dtype", "device", "ndim"):
@@ -297,12 +313,9 @@ class ExpressionWriter:
                     return f"{self.names.path(path)}.{attr}"
                 self.fallible = True
                 return f"_attribute({self._raw(owner)}, {attr!r})"
-            case ast.Subscript(value=ast.Name(id=name), slice=key) if name in self.contract.constants:
+            case ast.Subscript(value=owner, slice=key):
                 self.fallible = True
-                return f"_looked_up({self._constant(name)}, {self._value(key)[0]})"
-            case ast.Subscript(value=owner, slice=key) if path_of(node) is not None:
-                self.fallible = True
-                return f"_item({self._raw(owner)}, {ast.unparse(key)})"
+                return f"_item({self._raw(owner)}, {self._value(key)[0]})"
         return self._value(node)[0]
 
     def _constant(self, name: str) -> str:
@@ -315,9 +328,9 @@ class ExpressionWriter:
         match node:
             case ast.Call(func=ast.Name(id=name)):
                 return self._call(name, node)
-            case ast.Subscript(value=owner, slice=index) if path_of(node) is None:
+            case ast.Subscript(value=owner, slice=index):
                 parts = index.elts if isinstance(index, ast.Tuple) else [index]
-                return f"_sliced({self._tensor(owner)}, {', '.join(map(self._index, parts))})"
+                return f"_part({self._tensor(owner)}, {', '.join(map(self._index, parts))})"
         return self._raw(node)
 
     def _index(self, node: ast.expr) -> str:
@@ -335,9 +348,9 @@ class ExpressionWriter:
                 path = path_of(owner)
                 if path is not None and self.is_tensor(path) and attr in ("shape", "dtype", "device", "ndim"):
                     return self._raw(node), "number" if attr == "ndim" else "other"
-            case ast.Subscript(value=ast.Attribute(value=owner, attr="shape"), slice=key):
-                path, index = path_of(owner), ast.literal_eval(key)
-                if path is not None and self.is_tensor(path) and isinstance(index, int):
+            case ast.Subscript(value=ast.Attribute(attr="shape")) if (whole := path_of(node)) is not None:
+                path, index = Path(whole.root, whole.steps[:-2]), whole.steps[-1][0]
+                if self.is_tensor(path) and isinstance(index, int):
                     rank = self._rank(path)
                     if rank is not None and -rank <= index < rank:
                         return f"{self.names.path(path)}.shape[{index}]", "number"
@@ -381,10 +394,9 @@ class ExpressionWriter:
 
     def _call(self, name: str, node: ast.Call) -> str:
         if name in ("has", "get"):
-            path = path_of(node.args[0])
-            assert path is not None
-            root = self._raw(ast.Name(path.root))
-            steps = "".join(f", {step!r}" for step in path.steps)
+            root_name, path = steps_of(node.args[0])
+            root = self._raw(root_name)
+            steps = "".join(f", {step!r}" if isinstance(step, str) else f", ({self._value(step)[0]},)" for step in path)
             if name == "has":
                 return f"_present({root}{steps})"
             self.fallible = True

@@ -13,7 +13,7 @@ from typing import Any
 
 from llm_op_guard.contract.solve import Undo
 from llm_op_guard.guard import memory
-from llm_op_guard.guard.reading import Broken, NotApplicable, is_tensor, shape_of
+from llm_op_guard.guard.reading import Broken, NotApplicable, is_a, is_tensor, shape_of
 
 # Larger results stand for no size, bound or count, and could take all memory.
 _MAX_EXPONENT = 256
@@ -212,6 +212,53 @@ def version(library: Any) -> tuple[int, ...]:
     return tuple(int(part) for part in found.group().split("."))
 
 
+class Spelling(str):
+    """A key that is nearly a name of the contract, and so may be shown."""
+
+
+# Keyword arguments are few and their names short; whatever else is a dict is not gone through for long.
+_MOST_KEYS = 128
+_LONGEST_NAME = 64
+
+
+def misspelt(mapping: Any, *names: Any) -> Spelling | None:
+    """The first key that is nearly one of these names, where that one is absent; None where there is none."""
+    if not is_a(mapping, dict) or dict.__len__(mapping) > _MOST_KEYS:
+        raise NotApplicable
+    if not all(type(name) is str for name in names):
+        raise NotApplicable
+    keys = [str.__str__(key) for key in dict.keys(mapping) if is_a(key, str)]
+    absent = [name for name in names if name not in keys and len(name) <= _LONGEST_NAME]
+    for key in keys:
+        if key not in names and any(_is_nearly(key, name, 2 if len(name) >= 8 else len(name) // 5) for name in absent):
+            return Spelling(key)
+    return None
+
+
+def _is_nearly(a: str, b: str, edits: int) -> bool:
+    """Whether a becomes b by so many letters put in, left out, changed or swapped with the next."""
+    # An edit brings one letter that was not there at most: most words are told apart by that.
+    if abs(len(a) - len(b)) > edits or len(set(a).difference(b)) > edits:
+        return False
+    same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    a, b = a[same:], b[same:]
+    if not a or not b:
+        return True  # what one has left over is no more than the edits
+    return edits > 0 and (
+        _is_nearly(a[1:], b[1:], edits - 1)
+        or _is_nearly(a[1:], b, edits - 1)
+        or _is_nearly(a, b[1:], edits - 1)
+        or (a[:2] == b[1::-1] and _is_nearly(a[2:], b[2:], edits - 1))
+    )
+
+
+def ends_with(text: Any, ending: Any) -> bool:
+    """Whether a text ends with another."""
+    if not is_a(text, str) or not is_a(ending, str):
+        raise NotApplicable
+    return str.endswith(text, ending)
+
+
 # `has` and `get` take paths and are handled where expressions are read.
 IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "len": length,
@@ -227,6 +274,8 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "largest": largest_number,
     "arch": arch,
     "version": version,
+    "misspelt": misspelt,
+    "ends_with": ends_with,
     "recall": memory.recall,
     "identity": memory.identity,
 }

@@ -116,6 +116,26 @@ def apart(one: Any, other: Any) -> bool:
     return autocast_dtype(one, other) is None
 
 
+def device_type(value: Any) -> str:
+    """The type of a device; raises NotApplicable for what is none, a text too."""
+    torch = sys.modules.get("torch")
+    if torch is None or not is_a(value, torch.device):
+        raise NotApplicable
+    return str(value.type)
+
+
+class DeviceKind:
+    """`cpu` in an expression: equal to every device of that type."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __eq__(self, other: object) -> bool:
+        return device_type(other) == self.name
+
+    __hash__ = None  # type: ignore[assignment] # it equals many
+
+
 def attribute(owner: Any, name: str) -> Any:
     """Read one attribute; raises NotApplicable where it is absent or would run code."""
     value = optional_attribute(owner, name)
@@ -159,36 +179,67 @@ UNSET = _UNSET
 
 
 def item(owner: Any, key: Any) -> Any:
-    """Read one item of a dict, list, tuple, shape or `nn.ModuleList`; raises NotApplicable for anything else."""
+    """Read one item of a dict, list, tuple, shape or container of `torch.nn`, as its own class would.
+
+    Raises NotApplicable for a key that is not there and for anything else, a subclass with a `__getitem__` of its own
+    among it.
+    """
     if is_a(owner, dict):
-        if not dict.__contains__(owner, key):
+        if not _is_key(key) or not dict.__contains__(owner, key):
             raise NotApplicable
         return dict.__getitem__(owner, key)
-    if is_a(owner, list | tuple) and isinstance(key, int):
-        if not -len(owner) <= key < len(owner):
-            raise NotApplicable
-        return owner[key]
-    modules = optional_attribute(owner, "_modules")
-    if type(modules) is dict and isinstance(key, int):
-        return item(list(modules.values()), key)
+    for kind in (list, tuple):
+        if is_a(owner, kind):
+            cls = type(owner)
+            plainly = cls.__getitem__ is kind.__getitem__ and cls.__len__ is kind.__len__
+            if not (plainly or cls.__module__ == "torch") or not isinstance(key, int):  # torch: a shape
+                raise NotApplicable
+            if not -len(owner) <= key < len(owner):
+                raise NotApplicable
+            return owner[key]
+    return _contained(owner, key)
+
+
+def _is_key(key: Any) -> bool:
+    """Whether looking a key up in a dict runs no code of its class."""
+    kind = type(key)
+    if kind is tuple:
+        return all(_is_key(part) for part in key)
+    if kind in (str, int, bool, float) or key is None:
+        return True
+    if kind.__module__ == "torch":
+        return kind.__name__ in ("dtype", "device")
+    bases: tuple[Any, ...] = (str, int)
+    return any(kind.__hash__ is base.__hash__ and kind.__eq__ is base.__eq__ for base in bases)
+
+
+def _contained(owner: Any, key: Any) -> Any:
+    """An item of a container of `torch.nn`, from its tables."""
+    nn = sys.modules.get("torch.nn")
+    if nn is None or not is_a(owner, nn.Module):
+        raise NotApplicable
+    reader = getattr(type(owner), "__getitem__", None)
+    if reader in (nn.ModuleList.__getitem__, nn.Sequential.__getitem__):
+        return item(list(attribute(owner, "_modules").values()), key)
+    if reader is nn.ModuleDict.__getitem__:
+        return item(attribute(owner, "_modules"), key)
+    if reader is nn.ParameterDict.__getitem__:
+        item(attribute(owner, "_keys"), key)  # it is one of them
+        return attribute(owner, key)
+    if reader is nn.ParameterList.__getitem__:
+        return attribute(owner, str(item(tuple(range(attribute(owner, "_size"))), key)))
     raise NotApplicable
 
 
-def sliced(x: Any, *index: Any) -> Any:
-    """A part of a tensor, `x[:, :1]`; raises NotApplicable for what is no tensor, or has no such part."""
+def part(x: Any, *index: Any) -> Any:
+    """A part of a tensor, `x[:, :1]`, or an item of what holds tensors; raises NotApplicable where there is none."""
     if not is_tensor(x):
-        raise NotApplicable
+        if len(index) != 1:
+            raise NotApplicable
+        return item(x, index[0])
     try:
         return x[index]
     except (IndexError, TypeError, ValueError, RuntimeError):  # no such part, or a layout that has no parts
-        raise NotApplicable from None
-
-
-def looked_up(table: Any, key: Any) -> Any:
-    """An entry of a constant; raises NotApplicable where it has none."""
-    try:
-        return table[key]
-    except (LookupError, TypeError):
         raise NotApplicable from None
 
 

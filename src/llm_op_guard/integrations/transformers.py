@@ -21,6 +21,7 @@ from llm_op_guard.guard import functions
 from llm_op_guard.guard.reading import UNSET, NotApplicable, path_value
 from llm_op_guard.install.installer import Candidate
 from llm_op_guard.install.recognise import Fingerprint, Refused, fingerprint, function_syntax, innermost
+from llm_op_guard.integrations import caches
 from llm_op_guard.policy import Action, Policy, Setting
 
 LIBRARY = "transformers"
@@ -283,13 +284,13 @@ def _takes_ids_as_they_are(function: FunctionType | None) -> bool:
 
 def register() -> None:
     """Give the language the readers that know Transformers."""
-    declare(
-        Function(
-            "embedding_rows",
-            "A",
-            (("model", "owner"),),
-            "the rows of the table in which a Transformers model's own forward looks up token ids; does not apply to "
-            "a model of which that is not known for certain",
-        )
+    rows = Function(
+        "embedding_rows",
+        "A",
+        (("model", "owner"),),
+        "the rows of the table in which a Transformers model's own forward looks up token ids; does not apply to "
+        "a model of which that is not known for certain",
     )
-    functions.register("embedding_rows", embedding_rows)
+    for function, implementation in {rows: embedding_rows, **caches.READERS}.items():
+        declare(function)
+        functions.register(function.name, implementation)

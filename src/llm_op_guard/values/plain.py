@@ -156,6 +156,23 @@ def positions_of(mask: Any) -> Any:
     return (mask.detach() != 0).long().cumsum(dim=-1) - 1
 
 
+def taken(x: Any, index: Any) -> Any:
+    """The rows of x that `index` picks along the first dimension, as a copy: of its shape and that of a row.
+
+    Raises NotApplicable where x has no such row.
+    """
+    import torch  # noqa: PLC0415
+
+    require_readable(x)
+    require_readable(index)
+    if x.ndim == 0 or index.dtype is torch.bool or index.dtype.is_floating_point or index.dtype.is_complex:
+        raise NotApplicable
+    rows = index.detach().to(x.device, torch.int64)
+    if outside(rows, 0, x.shape[0]).any():  # a device would not survive it
+        raise NotApplicable
+    return x.detach().index_select(0, rows.reshape(-1)).reshape(*rows.shape, *x.shape[1:])
+
+
 # What the language calls each of them.
 FUNCTIONS: dict[str, Any] = {
     "finite": finite,
@@ -176,6 +193,7 @@ FUNCTIONS: dict[str, Any] = {
     "negated": negated,
     "consecutive": consecutive,
     "positions_of": positions_of,
+    "taken": taken,
 }
 
 

@@ -1,0 +1,188 @@
+"""Transformers' caches: the tokens that one holds and can hold, and its layers, read without running its code.
+
+What `get_seq_length`, `get_max_length` and `len` would answer is told by the code of these methods, whose fingerprints
+were taken from Transformers 5.24.0: what has other code, in a subclass or another version, has no answer. A program
+that is traced gets none either: a cache is changed by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache as remembered
+from types import FunctionType
+from typing import Any
+
+from llm_op_guard.contract.vocabulary import Function
+from llm_op_guard.guard.functions import numel
+from llm_op_guard.guard.reading import NotApplicable, attribute, is_a, is_tensor, present
+from llm_op_guard.install.recognise import Fingerprint, fingerprint
+
+# Of caches: that of the layers, and that of the self-attention cache of an encoder and decoder.
+_LENGTH, _LENGTH_OF_DECODER = "16edc69b624341e4", "4cd35ae922fe5c2a"
+_CAPACITY, _CAPACITY_OF_DECODER = "ddd79ce8cd88fa8e", "63966cc5c8722aa9"
+_COUNT, _COUNT_OF_DECODER = "cb4a7bda1adf7b54", "03b7ab59d85fe91a"
+
+
+def cache_length(cache: Any) -> Any:
+    """The tokens that a cache holds, `get_seq_length()`; raises NotApplicable where that is not known for certain.
+
+    A static layer counts in a tensor, which is not read: there is no answer once it is in use.
+    """
+    if is_a(cache, tuple | list):
+        return _pairs(cache)[0][0].shape[-2]
+    cache = _of_decoder(cache, "get_seq_length", _LENGTH, _LENGTH_OF_DECODER)
+    layers = _layers(cache)
+    if not layers:
+        return 0
+    if not _is_attention(layers[0], cache, "get_seq_length"):
+        if _method(layers[0], "get_seq_length") is not None or _digest(cache, "__len__") != _COUNT:
+            raise NotApplicable
+        layers = [layer for layer in layers if _is_attention(layer, cache, "get_seq_length")]
+        if not layers:
+            raise NotApplicable
+    return _answer(layers[0], "get_seq_length", _LENGTHS)
+
+
+def cache_capacity(cache: Any) -> int:
+    """The tokens that the layers of a cache have room for, `get_max_length()`: of a sliding window its width.
+
+    Raises NotApplicable where an attention layer grows without end, and where that is not known for certain.
+    """
+    cache = _of_decoder(cache, "get_max_length", _CAPACITY, _CAPACITY_OF_DECODER)
+    found: list[int] = []
+    for layer in _layers(cache):
+        capacity = _answer(layer, "get_max_length", _CAPACITIES)
+        if capacity >= 0:
+            found.append(capacity)
+        elif _is_attention(layer, cache, "get_max_length"):
+            raise NotApplicable
+    if not found:
+        raise NotApplicable
+    return max(found)
+
+
+def cache_layers(cache: Any) -> int:
+    """The layers of a cache; raises NotApplicable where it makes them as they come."""
+    if is_a(cache, tuple | list):
+        return len(_pairs(cache))
+    cache = _of_decoder(cache, "__len__", _COUNT, _COUNT_OF_DECODER)
+    if attribute(cache, "layer_class_to_replicate") is not None:
+        raise NotApplicable
+    return len(_layers(cache))
+
+
+READERS: dict[Function, Callable[[Any], Any]] = {
+    Function(
+        "cache_length", "A", (("cache", "owner"),),
+        "the tokens that a Transformers cache holds; does not apply to a static cache in use, which counts on the "
+        "device, nor to code that is not known",
+        eager=True,
+    ): cache_length,
+    Function(
+        "cache_capacity", "A", (("cache", "owner"),),
+        "the tokens that a static or sliding Transformers cache has room for; does not apply to one that grows",
+        eager=True,
+    ): cache_capacity,
+    Function(
+        "cache_layers", "A", (("cache", "owner"),),
+        "the layers of a Transformers cache; does not apply to one that makes them as they come",
+        eager=True,
+    ): cache_layers,
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------- layers
+
+
+def _grown(layer: Any) -> Any:
+    if attribute(layer, "is_initialized") is False:
+        return 0
+    keys = attribute(layer, "keys")
+    return 0 if numel(keys) == 0 else keys.shape[-2]
+
+
+def _counted_on_the_device(layer: Any) -> int:
+    if attribute(layer, "is_initialized") is not False:
+        raise NotApplicable
+    return 0
+
+
+_LENGTHS: dict[str, Callable[[Any], Any]] = {
+    "51c5e8015a85d7a7": _grown,
+    "a1f93eb7ef6d0371": lambda layer: attribute(layer, "cumulative_length"),
+    "017b00efd317fbc9": _counted_on_the_device,
+    "d58eedf4b778c46f": lambda layer: attribute(layer, "cumulative_length_int"),
+}
+_CAPACITIES: dict[str, Callable[[Any], Any]] = {
+    "ad9d3e1b6237a37e": lambda layer: -1,  # noqa: ARG005
+    "cf2f5e535749cda2": lambda layer: attribute(layer, "sliding_window"),
+    "0ab768cbfb11f103": lambda layer: attribute(layer, "max_cache_len"),
+}
+
+
+def _answer(layer: Any, method: str, known: dict[str, Callable[[Any], Any]]) -> Any:
+    reader = known.get(_digest(layer, method))
+    answer = None if reader is None else reader(layer)
+    if type(answer).__name__ not in ("int", "SymInt"):
+        raise NotApplicable
+    return answer
+
+
+# ---------------------------------------------------------------- recognition
+
+
+def _of_decoder(cache: Any, method: str, own: str, of_decoder: str) -> Any:
+    """The cache whose layers answer: itself, or the self-attention cache of an encoder and decoder."""
+    if _digest(cache, method) == of_decoder:
+        cache = attribute(cache, "self_attention_cache")
+    if _digest(cache, method) != own:
+        raise NotApplicable
+    return cache
+
+
+def _layers(cache: Any) -> list[Any]:
+    layers = attribute(cache, "layers")
+    if type(layers) is not list:
+        raise NotApplicable
+    return layers
+
+
+def _is_attention(layer: Any, cache: Any, method: str) -> bool:
+    """Whether a layer is what the cache's own code takes for one of attention."""
+    function = _method(cache, method)
+    mixin = None if function is None else function.__globals__.get("CacheLayerMixin")
+    if mixin is None:
+        raise NotApplicable
+    return mixin in type(layer).__mro__
+
+
+def _method(owner: Any, name: str) -> FunctionType | None:
+    """The plain function that a class has under a name; None where the object has its own."""
+    if present(owner, name):
+        return None
+    found = next((cls.__dict__[name] for cls in type(owner).__mro__ if name in cls.__dict__), None)
+    return found if isinstance(found, FunctionType) else None
+
+
+def _digest(owner: Any, name: str) -> str:
+    """What the code of a method is recognised by, of no method nothing."""
+    method = _method(owner, name)
+    return "" if method is None else _digest_of(method)
+
+
+@remembered
+def _digest_of(function: FunctionType) -> str:
+    code = fingerprint(function)
+    return code.digest if isinstance(code, Fingerprint) else ""
+
+
+def _pairs(cache: Any) -> Any:
+    """A cache as it was once: for each layer its keys and values, [batch, heads, tokens, width]; of one length."""
+    if len(cache) == 0:
+        raise NotApplicable
+    for layer in cache:
+        if not is_a(layer, tuple | list) or len(layer) != 2 or not all(is_tensor(x) and x.ndim == 4 for x in layer):
+            raise NotApplicable
+        if not layer[0].shape[-2] == layer[1].shape[-2] == cache[0][0].shape[-2]:
+            raise NotApplicable
+    return cache
