@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from llm_op_guard.errors import ContractError
@@ -24,12 +25,16 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """Text that a contract was read from; turns a syntax node into a place for an error."""
+    """Text that a contract was read from, and the predicates that it imports: names with their modules.
+
+    Turns a syntax node into a place for an error.
+    """
 
     file: str
     text: str
     first_line: int = 1
     indent: int = 0
+    imports: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def error(self, problem: str, node: ast.AST | Place | None = None) -> ContractError:
         """The error for `problem` at a syntax node or place (the start of the text when there is none)."""

@@ -67,6 +67,7 @@ def validated(contract: Contract) -> Contract:
     _check_assignments(contract)
     _check_binders(contract)
     contract = replace(contract, clauses=_classified(contract))
+    _check_costs(contract)
     rules = tuple(rule for clause in contract.clauses for rule in _rules(clause))
     _check_repeated(rules, contract)
     # One rule may stand in several branches.
@@ -112,7 +113,7 @@ def _symbols(contract: Contract) -> dict[str, SymbolKind]:
             raise contract.source.error(
                 f"{name!r} is a parameter or assigned name, so it cannot stand for a {kind}", node
             )
-        if name in FUNCTIONS or name in KEYWORDS or name in _CONSTANTS or name in {*DEVICE_TYPES, "result"}:
+        if name in {*FUNCTIONS, *KEYWORDS, *_CONSTANTS, *DEVICE_TYPES, *contract.imports, "result"}:
             raise contract.source.error(f"{name!r} has a meaning in the language; choose another symbol", node)
         if kinds.setdefault(name, kind) != kind:
             raise contract.source.error(f"{name!r} stands for a {kinds[name]} elsewhere and for a {kind} here", node)
@@ -154,6 +155,8 @@ def _check_names(clause: Clause, contract: Contract) -> None:
     statement = clause.statement
     for expr in (*_expressions(statement), *(condition.test for condition in clause.conditions)):
         for name, place in names_in(expr.node).items():
+            if name in contract.imports:
+                raise contract.source.error(f"{name!r} is imported to be called: {name}(…)", place)
             if name not in known:
                 raise contract.source.error(f"unknown name {name!r}{suggestion(name, known)}", place)
     if isinstance(statement, Declare):
@@ -341,19 +344,42 @@ def _classified(contract: Contract) -> tuple[Clause, ...]:
         costs, late = _name_properties(contract, clauses, bound_by)
         for index, clause in enumerate(clauses):
             names, functions = _reads(clause, contract.symbols)
-            costly = any(_is_costly(f) for f in functions) or any(costs.get(n) == "B" for n in names)
             promised = isinstance(clause.statement, Require) and clause.statement.promised
             after = promised or "result" in names or any(late.get(name, False) for name in names)
-            cost_class: CostClass = "B" if costly else clause.cost_class
+            cost_class = max([*(_cost(f, contract) for f in functions), *(costs.get(n, "A") for n in names), "A"])
             if (cost_class, after or clause.after_call) != (clause.cost_class, clause.after_call):
                 clauses[index] = replace(clause, cost_class=cost_class, after_call=after or clause.after_call)
                 changed = True
     return tuple(clauses)
 
 
-def _is_costly(function: str) -> bool:
-    # A loop is as long as what it goes through.
-    return function in LOOPS or (function in FUNCTIONS and FUNCTIONS[function].cost_class == "B")
+def _cost(function: str, contract: Contract) -> CostClass:
+    if function in contract.imports:
+        return "C"
+    if function in LOOPS:
+        return "B"  # as long as what it goes through
+    return FUNCTIONS[function].cost_class if function in FUNCTIONS else "A"
+
+
+def _check_costs(contract: Contract) -> None:
+    """Refuse what would never be judged, and texts that cost more than the rule that they belong to."""
+    for clause in contract.clauses:
+        statement = clause.statement
+        if clause.cost_class == "C" and clause.after_call:
+            raise contract.source.error(
+                "nobody would judge this: it waits for the result, and what imported predicates say is asked of the "
+                "arguments alone (og.verify)",
+                statement.place,
+            )
+        for text in () if isinstance(statement, Assign) else (statement.reason.because, statement.reason.hint):
+            for call in ast.walk(written_out(text, contract.source).node) if text is not None else ():
+                name = call.func.id if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else ""
+                if (cost := _cost(name, contract)) > clause.cost_class:
+                    raise contract.source.error(
+                        f"a hint costs no more than its rule: {name} is of class {cost}, the rule of class "
+                        f"{clause.cost_class}",
+                        call,
+                    )
 
 
 def _name_properties(
@@ -373,7 +399,7 @@ def _name_properties(
             for name in clause.statement.names:
                 givers.setdefault(name, []).append(clause)
     costs: dict[str, CostClass] = {
-        name: "B" if all(c.cost_class == "B" for c in places) else "A" for name, places in givers.items()
+        name: min(clause.cost_class for clause in places) for name, places in givers.items()
     }
     late = {name: all(c.after_call for c in places) for name, places in givers.items()}
     return costs, late
