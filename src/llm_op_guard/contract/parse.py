@@ -73,7 +73,7 @@ def parse_file(path: str | FilePath) -> dict[str, Contract]:
 
 def parse_stubs(text: str, file: str = "<contract>") -> dict[str, Contract]:
     """Read the text of a `.contract` file."""
-    source, doc, statements = _opened(Source(file, text))
+    source, _, statements = _opened(Source(file, text))
     contracts: dict[str, Contract] = {}
     constants: dict[str, Any] = {}
     for node in statements:

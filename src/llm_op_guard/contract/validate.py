@@ -398,9 +398,7 @@ def _name_properties(
         if isinstance(clause.statement, Assign):
             for name in clause.statement.names:
                 givers.setdefault(name, []).append(clause)
-    costs: dict[str, CostClass] = {
-        name: min(clause.cost_class for clause in places) for name, places in givers.items()
-    }
+    costs: dict[str, CostClass] = {name: min(clause.cost_class for clause in places) for name, places in givers.items()}
     late = {name: all(c.after_call for c in places) for name, places in givers.items()}
     return costs, late
 

@@ -39,6 +39,7 @@ from llm_op_guard.contract.model import (
 from llm_op_guard.contract.solve import inverse
 from llm_op_guard.contract.validate import bound_symbols
 from llm_op_guard.contract.walk import paths_in_type
+from llm_op_guard.policy import CLASSES
 
 StepKind = Literal["test", "read", "match", "solve", "agree", "let", "require"]
 
@@ -107,9 +108,10 @@ class Plan:
 def plan_check(contract: Contract, classes: Iterable[CostClass], *, after_call: bool = False) -> Plan | None:
     """The plan for the rules of these cost classes, or None when there are none at that time.
 
-    Raises ContractError when statements need each other in a circle.
+    Of class C there is none: imported predicates are never asked in a call. Raises ContractError when statements need
+    each other in a circle.
     """
-    wanted = frozenset(classes)
+    wanted = frozenset(classes) & frozenset(CLASSES)
     clauses = [c for c in contract.clauses if c.cost_class in wanted]
     later = [c for c in clauses if c.after_call]
     if not clauses or (after_call and not later):
@@ -129,6 +131,13 @@ def plan_check(contract: Contract, classes: Iterable[CostClass], *, after_call: 
     return Plan(
         contract, tuple(steps), parameters, after_call, known, snapshots, parameters if later else (), bool(later)
     )
+
+
+def check_order(contract: Contract) -> None:
+    """Raise ContractError when statements need each other in a circle, those of class C among them."""
+    for after_call in (False, True):
+        plan_check(contract, CLASSES, after_call=after_call)
+    _ordered(list(_steps(contract, [c for c in contract.clauses if not c.after_call])), contract, set())
 
 
 def _handed_on(contract: Contract, later: list[Clause]) -> tuple[str, ...]:
