@@ -30,7 +30,7 @@ class Ingress:
     """What `og.ingress` returns: called with the body of a request, it returns the arguments or raises GuardError."""
 
     def __init__(self, contract: Contract, max_bytes: int, dispatcher: Dispatcher) -> None:
-        signature = stub_signature(contract)
+        signature = stub_signature(contract) if isinstance(contract, Contract) else None
         if signature is None:
             raise TypeError("og.ingress takes a contract that og.load has read")
         if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 1:

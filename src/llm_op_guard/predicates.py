@@ -65,7 +65,7 @@ def unmatched_targets(model: Any, targets: Any) -> int:
     As PEFT has it: a text is a regular expression for whole paths, or "all-linear"; of several names each matches the
     modules whose path is it, or ends in it behind a dot.
     """
-    paths = [path for path, _ in model.named_modules()]
+    paths = [path for path, _ in model.named_modules() if path]
     if isinstance(targets, str) and targets.lower() == _ALL_LINEAR:
         return 0 if any(_is_linear(module) for module in model.modules()) else 1
     if isinstance(targets, str):
@@ -93,7 +93,7 @@ def matched_modules(model: Any, names: Any) -> int:
     The names may be those of the weights in a file of PEFT: `base_model.model.` in front and `.lora_A.weight` behind
     are left out.
     """
-    paths = {path for path, _ in model.named_modules()}
+    paths = {path for path, _ in model.named_modules() if path}
     modules = (_PEFT_WEIGHT.sub("", name) for name in _names(names))
     return sum(module in paths or module.removeprefix(_PEFT_PREFIX) in paths for module in modules)
 

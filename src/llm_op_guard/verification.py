@@ -10,7 +10,7 @@ from typing import Any
 from llm_op_guard.contract.expressions import suggestion
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.errors import GuardError, PredicateError
-from llm_op_guard.guard.asked import Answers, asked_by, registered
+from llm_op_guard.guard.asked import Answers, registered
 from llm_op_guard.guard.context import any_beyond
 from llm_op_guard.guard.explain import explain
 from llm_op_guard.guard.guard import warn_of_inside
@@ -27,12 +27,13 @@ class Verification:
     """
 
     def __init__(self, contract: Contract, *, operator: str, site: str, dispatcher: Dispatcher) -> None:
-        for predicate in asked_by(contract):
-            if predicate not in registered():
+        known = registered()
+        for name, module in contract.imports.items():
+            if f"{module}.{name}" not in known:
+                siblings = [other.rpartition(".")[2] for other in known if other.rpartition(".")[0] == module]
                 raise PredicateError(
-                    f"the contract {contract.id} asks {predicate}, which nobody registered"
-                    f"{suggestion(predicate, registered())}; import {predicate.rpartition('.')[0]} first, and decorate "
-                    f"the function with @og.predicate"
+                    f"the contract {contract.id} asks {module}.{name}, which nobody registered"
+                    f"{suggestion(name, siblings)}; import {module} first, and decorate the function with @og.predicate"
                 )
         self.contract = contract
         self.operator = operator
@@ -64,7 +65,7 @@ class Verification:
             return []
         for predicate, failure in answers.failures.items():
             rules = ", ".join(failure.statements)
-            lost = f"so it was not judged: {rules}" if rules else "so a hint is left out"
+            lost = f"so these are not judged: {rules}" if rules else "so a hint is left out"
             _say(f"the predicate {predicate}, which {self.site} asks, {failure.how}, {lost}", failure.error)
         return found
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from llm_op_guard.contract.model import Clause, Contract, Require
+from llm_op_guard.contract.model import Clause, Require
 from llm_op_guard.guard.reading import SCALAR_TESTS, NotApplicable, plain
 
 # By `module.name`.
@@ -25,11 +25,6 @@ def register(name: str, predicate: Callable[..., Any]) -> None:
 def registered() -> frozenset[str]:
     """The predicates that contracts can ask, as `module.name`."""
     return frozenset(_registered)
-
-
-def asked_by(contract: Contract) -> tuple[str, ...]:
-    """The predicates that a contract asks, as `module.name`."""
-    return tuple(f"{module}.{name}" for name, module in sorted(contract.imports.items()))
 
 
 @dataclass
