@@ -362,9 +362,7 @@ def test_nothing_is_kept_alive() -> None:
         (answering(object()), "returned a object, which is no truth, number, text or tuple of these"),
     ],
 )
-def test_a_predicate_that_gives_no_answer_is_a_warning(
-    answer: Any, how: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_predicate_that_gives_no_answer_is_a_warning(answer: Any, how: str, caplog: pytest.LogCaptureFixture) -> None:
     rules = contract("require(fits(x), id='a')\nn = fits(x)\nrequire(n > 3, id='b')\nrequire(y == 1, id='d')")
     with pytest.warns(og.GuardInternalWarning) as caught, pytest.raises(og.GuardError) as error:
         og.verify(rules, answer, 2)
@@ -416,7 +414,9 @@ def test_an_error_inside_goes_through_with_a_warning(monkeypatch: pytest.MonkeyP
         raise ZeroDivisionError("secret")
 
     monkeypatch.setattr("llm_op_guard.verification.explain", fail)
-    with pytest.warns(og.GuardInternalWarning, match="failed while verifying shop.contract:operator .ZeroDivisionError"):
+    with pytest.warns(
+        og.GuardInternalWarning, match="failed while verifying shop.contract:operator .ZeroDivisionError"
+    ):
         og.verify(contract("require(x > 1)"), 0)
 
 
