@@ -1,15 +1,18 @@
-"""Writes the tables of docs/language.md and docs/callables.md from the code; `--check` only says whether they are old.
+"""Writes the tables of docs/language.md and docs/callables.md, and docs/contract.schema.json, from the code.
 
 The text around the tables is written by hand; each table stands between `<!-- table: NAME -->` and `<!-- end -->`.
+With `--check` it only says, by its exit code, whether any of them is old.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from llm_op_guard.contract.json_schema import json_schema
 from llm_op_guard.contract.vocabulary import DEVICE_TYPES, DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, SCALAR_TYPES
 from llm_op_guard.errors import GUARD_ERRORS
 from llm_op_guard.install.callables import KINDS, REFUSED
@@ -17,6 +20,7 @@ from llm_op_guard.install.callables import KINDS, REFUSED
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = DOCS / "language.md"
 CALLABLES = DOCS / "callables.md"
+SCHEMA = DOCS / "contract.schema.json"
 
 
 def tables() -> dict[str, str]:
@@ -64,16 +68,20 @@ def renewed(page: str) -> str:
     return re.sub(r"(<!-- table: ([a-z ]+) -->)\n.*?(<!-- end -->)", table, page, flags=re.DOTALL)
 
 
+def generated() -> dict[Path, str]:
+    """Every file that this script writes, as it should be."""
+    pages = {path: renewed(path.read_text(encoding="utf-8")) for path in (PAGE, CALLABLES)}
+    return {**pages, SCHEMA: json.dumps(json_schema(), indent=2) + "\n"}
+
+
 def main() -> int:
-    """Write the pages, or with `--check` compare them."""
-    old = False
-    for path in (PAGE, CALLABLES):
-        page = path.read_text(encoding="utf-8")
-        fresh = renewed(page)
-        old |= fresh != page
-        if "--check" not in sys.argv[1:]:
-            path.write_text(fresh, encoding="utf-8")
-    return int(old and "--check" in sys.argv[1:])
+    """Write the files, or with `--check` compare them."""
+    fresh = generated()
+    if "--check" in sys.argv[1:]:
+        return int(any(not path.exists() or path.read_text(encoding="utf-8") != fresh[path] for path in fresh))
+    for path, text in fresh.items():
+        path.write_text(text, encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":

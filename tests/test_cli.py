@@ -177,6 +177,116 @@ def test_contracts_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> N
     assert "did you mean 'rms_norm'?" in capsys.readouterr().err
 
 
+def test_contracts_of_a_file_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from llm_op_guard.cli import main
+
+    good, bad = program(tmp_path, GOOD, "good.contract"), program(tmp_path, BAD, "bad.contract")
+    assert main(["contracts", str(good)]) == 0
+    shown = capsys.readouterr().out
+    assert f"{good}:f" in shown and f"{good}:g" in shown and "require(D % 2 == 0)" in shown
+    assert main(["contracts", f"{good}:g"]) == 0
+    assert "def f(" not in capsys.readouterr().out
+    assert main(["contracts", f"{good}:h"]) == 2
+    assert "there is no contract or file" in capsys.readouterr().err
+    assert main(["contracts", str(bad)]) == 2
+    assert "did you mean 'floating'?" in capsys.readouterr().err
+
+
+def test_contracts_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from llm_op_guard.cli import main
+
+    good = program(tmp_path, GOOD, "good.contract")
+    assert main(["contracts", str(good), "--json"]) == 0
+    as_json = program(tmp_path, capsys.readouterr().out, "good.json")
+    assert main(["contracts", str(as_json), "--json"]) == 0
+    assert capsys.readouterr().out == as_json.read_text()
+    assert main(["check", str(as_json)]) == 0
+    capsys.readouterr()
+    assert main(["contracts", "--json"]) == 0
+    names = [contract["name"] for contract in json.loads(capsys.readouterr().out)["contracts"]]
+    assert "rms_norm" in names and "apply_rotary_pos_emb" in names
+    assert main(["contracts", "--schema"]) == 0
+    assert json.loads(capsys.readouterr().out)["$id"] == "urn:llm-op-guard:contract"
+
+
+# ---------------------------------------------------------------- fmt
+
+CROOKED = """\
+'Of a file.'
+# before
+MOST={"a":1}
+def f( x,y ):   # beside
+    # within
+    x : floating[B , D]
+    require( D%2==0,  # why
+       id='even' )
+"""
+STRAIGHT = """\
+"Of a file."
+
+# before
+MOST = {"a": 1}
+
+
+def f(x, y):  # beside
+    # within
+    x: floating[B, D]
+    require(
+        D % 2 == 0,  # why
+        id="even",
+    )
+"""
+
+
+def test_fmt(tmp_path: Path) -> None:
+    file = program(tmp_path, CROOKED, "crooked.contract")
+    link = tmp_path / "link.contract"
+    link.symlink_to(file)
+    file.chmod(0o640)
+    done = command("fmt", "--check", file)
+    assert (done.returncode, done.stdout, done.stderr) == (1, f"would format {file}\n", "")
+    assert file.read_text() == CROOKED
+    done = command("fmt", link)
+    assert (done.returncode, done.stdout) == (0, f"formatted {link}\n")
+    assert file.read_text() == STRAIGHT and link.is_symlink()
+    assert file.stat().st_mode & 0o777 == 0o640
+    done = command("fmt", "--check", file, link)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["crooked.contract", "link.contract"]
+
+
+def test_fmt_of_json(tmp_path: Path) -> None:
+    file = program(
+        tmp_path, '{"name": "f", "signature": "x", "body": [{"require": "x > 1", "hint": "\u00e9"}]}', "a.json"
+    )
+    assert command("fmt", file).returncode == 0
+    assert file.read_text(encoding="utf-8").startswith('{\n  "name": "f",\n') and '"hint": "\u00e9"' in file.read_text(
+        "utf-8"
+    )
+    assert command("fmt", "--check", file).returncode == 0
+
+
+def test_fmt_leaves_what_is_wrong_alone(tmp_path: Path) -> None:
+    bad, good = program(tmp_path, BAD, "bad.contract"), program(tmp_path, CROOKED, "crooked.contract")
+    done = command("fmt", bad, tmp_path / "nowhere.contract", good)
+    assert done.returncode == 2
+    assert "did you mean 'floating'?" in done.stderr and "cannot read the file: No such file" in done.stderr
+    assert bad.read_text() == BAD and good.read_text() == STRAIGHT
+
+
+def test_fmt_without_ruff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from llm_op_guard.cli import main
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    file = program(tmp_path, CROOKED, "crooked.contract")
+    assert main(["fmt", str(file)]) == 2
+    assert "pip install 'llm-op-guard[fmt]'" in capsys.readouterr().err
+    assert file.read_text() == CROOKED
+
+
+# ---------------------------------------------------------------- check
+
+
 def test_check_counts(tmp_path: Path) -> None:
     good = program(tmp_path, GOOD, "good.contract")
     done = command("check", good)

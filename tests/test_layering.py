@@ -35,6 +35,7 @@ STAGES = [
     "demo",
     "doctor",
     "checking",
+    "formatting",
     "catalogue",
     "run",
     "startup",

@@ -15,11 +15,12 @@ from types import FunctionType
 from typing import Any, TypeVar, overload
 
 from llm_op_guard.contract.expressions import suggestion
+from llm_op_guard.contract.json_form import parse_json_file
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.parse import dedented, docstring_section, parse_body, parse_file, stub_signature
 from llm_op_guard.contract.source import Source
 from llm_op_guard.errors import ContractError, GuardWarning, InstallError, LlmOpGuardError
-from llm_op_guard.guard import functions
+from llm_op_guard.guard import functions, memory
 from llm_op_guard.guard.guard import Guard
 from llm_op_guard.guard.plan import check_order, plan_check
 from llm_op_guard.ingress import Ingress
@@ -42,7 +43,7 @@ from llm_op_guard.policy import (
 from llm_op_guard.report.dispatch import Dispatcher
 from llm_op_guard.report.record import Record
 from llm_op_guard.report.sink import JsonLines
-from llm_op_guard.values import plain
+from llm_op_guard.values import locate, plain
 from llm_op_guard.verification import Verification, bound
 from llm_op_guard.waivers import Waiver, Waivers
 
@@ -64,7 +65,7 @@ _INTEGRATIONS: dict[str, Callable[[], Integration]] = {
 _installers: dict[str, Installer] = {}
 
 for _name, _function in plain.FUNCTIONS.items():
-    functions.register(_name, _function, plain.LOCATORS.get(_name))
+    functions.register(_name, _function, locate.LOCATORS.get(_name))
 _transformers.register()
 
 
@@ -86,11 +87,11 @@ tally = _Tally()
 
 
 def load(path: str | Path) -> dict[str, Contract]:
-    """Read a `.contract` file: its contracts by name.
+    """Read a `.contract` file, or one of the JSON form (`.json`): its contracts by name.
 
     Raises ContractError, with file, line and column, when anything in it is wrong.
     """
-    contracts = parse_file(path)
+    contracts = parse_json_file(path) if Path(path).suffix == ".json" else parse_file(path)
     for contract in contracts.values():
         check_order(contract)
     return contracts
@@ -384,6 +385,8 @@ def _adjust() -> None:
 
 
 on_change(_adjust)
+# Guards may have been off for a while: what was remembered about objects need not be so any more.
+on_change(memory.forget_all)
 
 
 def count_checks() -> None:

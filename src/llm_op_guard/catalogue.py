@@ -1,12 +1,17 @@
-"""Shows the contracts that are shipped, or one of them with its rules, their classes and reasons."""
+"""Shows the contracts that are shipped, or those of a file, with their rules, classes and reasons, or as JSON."""
 
 from __future__ import annotations
 
 import ast
+import json
 from importlib import resources
+from pathlib import Path
 
+from llm_op_guard import api
 from llm_op_guard.contract.expressions import suggestion
-from llm_op_guard.contract.model import Assign, Contract, Expr, Rule
+from llm_op_guard.contract.json_form import to_json
+from llm_op_guard.contract.json_schema import json_schema
+from llm_op_guard.contract.model import Assign, Contract, Expr, Remember, Rule
 from llm_op_guard.contract.parse import parse_stubs
 from llm_op_guard.report.overview import render_table
 from llm_op_guard.report.terminal import Terminal
@@ -24,25 +29,44 @@ def shipped() -> dict[str, Contract]:
     return found
 
 
-def main(out: Terminal, complaints: Terminal, wanted: str | None) -> bool:
-    """List the contracts, or show those whose name or id is `wanted`; False when there is none."""
+def main(out: Terminal, complaints: Terminal, wanted: str | None, *, as_json: bool) -> bool:
+    """List the shipped contracts, or show those that `wanted` names; False when there are none.
+
+    `wanted` is the name of an operator, of a contract as it is listed, of a file, or FILE:OPERATOR. Raises
+    ContractError for a file that is wrong.
+    """
     contracts = shipped()
     if wanted is None:
-        rows = [
-            ("contract", "rules", "class", "about"),
-            *(_row(name, contract) for name, contract in contracts.items()),
-        ]
-        out.line(render_table(rows))
-        return True
-    chosen = {n: c for n, c in contracts.items() if wanted in (n, n.partition("/")[2], c.name)}
+        chosen = contracts
+    else:
+        chosen = {n: c for n, c in contracts.items() if wanted in (n, n.partition("/")[2], c.name)} or _of_file(wanted)
     if not chosen:
         names = [*contracts, *(contract.name for contract in contracts.values())]
-        complaints.error(
-            f"there is no contract {wanted!r}{suggestion(wanted, names)}; llm-op-guard contracts lists them"
-        )
+        near = suggestion(str(wanted), names)
+        complaints.error(f"there is no contract or file {wanted!r}{near}; llm-op-guard contracts lists the contracts")
         return False
-    out.line("\n\n".join(_shown(name, contract) for name, contract in chosen.items()))
+    if as_json:
+        out.line(json.dumps(to_json(chosen), indent=2))
+    elif wanted is None:
+        rows = [_row(name, contract) for name, contract in chosen.items()]
+        out.line(render_table([("contract", "rules", "class", "about"), *rows]))
+    else:
+        out.line("\n\n".join(_shown(name, contract) for name, contract in chosen.items()))
     return True
+
+
+def show_schema(out: Terminal) -> None:
+    """Write the JSON Schema of the JSON form."""
+    out.line(json.dumps(json_schema(), indent=2))
+
+
+def _of_file(wanted: str) -> dict[str, Contract]:
+    """The contracts of FILE, or the one that FILE:OPERATOR names."""
+    file, _, operator = wanted.rpartition(":")
+    if Path(wanted).is_file():
+        return {f"{wanted}:{name}": contract for name, contract in api.load(wanted).items()}
+    contract = api.load(file).get(operator) if file and Path(file).is_file() else None
+    return {} if contract is None else {wanted: contract}
 
 
 def _row(name: str, contract: Contract) -> tuple[str, ...]:
@@ -56,7 +80,7 @@ def _shown(name: str, contract: Contract) -> str:
 
 
 def _rule(rule: Rule) -> tuple[str, ...]:
-    reason = None if isinstance(rule.statement, Assign) else rule.statement.reason
+    reason = None if isinstance(rule.statement, Assign | Remember) else rule.statement.reason
     return rule.id, rule.cost_class, "certain" if rule.certain else "suspect", _text(reason.because if reason else None)
 
 

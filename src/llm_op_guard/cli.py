@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from llm_op_guard import __version__, catalogue, checking, demo, doctor, run
+from llm_op_guard import __version__, catalogue, checking, demo, doctor, formatting, run
 from llm_op_guard.errors import LlmOpGuardError
 from llm_op_guard.policy import OFF, Policy, current
 from llm_op_guard.report import digest
@@ -83,8 +83,18 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("files", metavar="FILE", nargs="+")
     command.set_defaults(command=_check)
 
+    command = commands.add_parser("fmt", help="write contract files in one style, comments kept")
+    command.add_argument("--check", dest="check_only", action="store_true", help="only say which would be changed")
+    command.add_argument("files", metavar="FILE", nargs="+", help="of stubs (.contract) or of the JSON form (.json)")
+    command.set_defaults(command=_fmt)
+
     command = commands.add_parser("contracts", help="the shipped contracts, or one with its rules and reasons")
-    command.add_argument("name", metavar="NAME", nargs="?", help="an operator, or a contract as it is listed")
+    form = command.add_mutually_exclusive_group()
+    form.add_argument("--json", dest="as_json", action="store_true", help="in the JSON form, for programs")
+    form.add_argument("--schema", dest="schema", action="store_true", help="the JSON Schema of the JSON form")
+    command.add_argument(
+        "name", metavar="NAME", nargs="?", help="an operator, a contract as it is listed, a FILE, or FILE:OPERATOR"
+    )
     command.set_defaults(command=_contracts)
 
     command = commands.add_parser("report", help="what the files of `run --record` and LLM_OP_GUARD_RECORD say")
@@ -122,8 +132,19 @@ def _check(arguments: argparse.Namespace) -> int:
     return MISUSED if unreadable else FAILED if wrong else OK
 
 
+def _fmt(arguments: argparse.Namespace) -> int:
+    changed, failed = formatting.main(
+        Terminal(sys.stdout), Terminal(sys.stderr), arguments.files, check_only=arguments.check_only
+    )
+    return MISUSED if failed else FAILED if changed and arguments.check_only else OK
+
+
 def _contracts(arguments: argparse.Namespace) -> int:
-    return OK if catalogue.main(Terminal(sys.stdout), Terminal(sys.stderr), arguments.name) else MISUSED
+    out = Terminal(sys.stdout)
+    if arguments.schema:
+        catalogue.show_schema(out)
+        return OK
+    return OK if catalogue.main(out, Terminal(sys.stderr), arguments.name, as_json=arguments.as_json) else MISUSED
 
 
 def _report(arguments: argparse.Namespace) -> int:

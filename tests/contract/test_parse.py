@@ -194,7 +194,7 @@ REFUSED = {
     "requires(x)": ("unknown statement 'requires'; did you mean 'require'?", 1),
     "del x": (
         "not a statement of the language; known are: name: type, name = expression, if/elif/else, for, require(…), "
-        "ensure(…), returns: type",
+        "ensure(…), remember(…), returns: type",
         1,
     ),
     "import os": ("imports stand at the top of a contract file, or of a contract that is no stub", 1),

@@ -82,16 +82,34 @@ def condition(draw: st.DrawFn, depth: int = 0) -> str:
                 st.sampled_from(["mode in (1, 2)", "mode == 'left'", "mode", "1 <= n < D", "not n", "-n < B * 2"])
             )
         case 9:
-            return draw(st.sampled_from(["finite(x)", "within(y, 0, D)", "within(x, 0, n, allow=-1)", "finite(box.w)"]))
+            return draw(
+                st.sampled_from(
+                    ["finite(x)", "within(y, 0, D)", "within(x, 0, n, allow=-1)", "finite(box.w)", "only(x, 0, n)",
+                     "live_rows(x)", "live_rows(negated(y))", "any_per_row(y)", "all_true(x[..., :1])", "unique(y)",
+                     "nondecreasing(x)", "equal(x, y)", "equal(x, y, where=y)", "equal(y, consecutive(y))"]
+                )
+            )  # fmt: skip
         case 10:
             return draw(
-                st.sampled_from(["highest(y) < L", "D ** 2 < 10", "(D if n else L) == 2", "ceildiv(D, n) == B"])
+                st.sampled_from(
+                    [
+                        "highest(y) < L",
+                        "D ** 2 < 10",
+                        "(D if n else L) == 2",
+                        "ceildiv(D, n) == B",
+                        "lowest(x) // n > 0",
+                        "absmax(x) == -lowest(y)",
+                        "first(x) == last(y[:1])",
+                        "count(x, 0) < n",
+                    ]
+                )
             )
         case 11:
             joined = f"{condition(draw, depth + 1)} and {condition(draw, depth + 1)}"
             loops = ["all(t > 0 for t in box.l)", "any(t == D for t in box.l)", "sum(t for t in box.l) == D",
                      "all(t.ndim == 2 for t in (x, y))", "all(a == b for a, b in zip(box.l, x.shape))",
-                     "all(t < m for i, t in enumerate(box.l) if i > 0)", "any(finite(t) for t in z)"]  # fmt: skip
+                     "all(t < m for i, t in enumerate(box.l) if i > 0)", "any(finite(t) for t in z)",
+                     "all(live_rows(t) for t in z)", "not any(highest(t) < n for t in z)"]  # fmt: skip
             return draw(st.sampled_from([joined, joined, *loops]))
         case 12:
             return f"{condition(draw, depth + 1)} or {condition(draw, depth + 1)}"

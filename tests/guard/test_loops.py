@@ -30,6 +30,12 @@ def test_a_tuple_that_is_written_out_is_as_many_rules_of_class_a() -> None:
     assert [rule for rule, _, _ in said(body, q=q, k=torch.ones(3))] == ["k.ndim == 2"]
 
 
+def test_a_loop_with_a_condition_takes_what_is_read_apart_at_the_call() -> None:
+    body = "require(all(a < b for a, b in (q, k) if a > 0), id='r')"
+    assert said(body, q=(1, 2), k=(0, 0)) == []
+    assert said(body, q=(1, 2), k=(2, 1)) == [("r", "a = 2, b = 1 at item 1 of (q, k)", "q")]
+
+
 def test_several_names_and_conditions_in_a_loop_that_is_written_out() -> None:
     body = "for x, n in ((q, 1), (k, 2)):\n    if n > 1:\n        require(x.ndim == n, id='rank')"
     assert said(body, q=torch.ones(1, 1), k=torch.ones(2, 2)) == []
@@ -58,7 +64,7 @@ def test_zip_enumerate_items_range_any_and_sum() -> None:
     )
     assert said("require(all(i == t for i, t in enumerate(x)), id='r')", x=[0, 1]) == []
     assert said("require(all(v > 0 for k, v in items(x)), id='r')", x={"a": 1, "b": 0})[0][0] == "r"
-    assert said("require(any(t == 2 for t in x), id='r')", x=[1, 3])[0][0] == "r"
+    assert said("require(any(t == 2 for t in x), id='r')", x=[1, 3])[0][:2] == ("r", "no item of x (of 2)")
     assert said("require(sum(s for s in x) * 2 == n, id='r')", x=[1, 2], n=6) == []
     assert said("require(sum(s for s in x if s > 1) == n, id='r')", x=[1, 2], n=3)[0][0] == "r"
     assert said("require(all(stride(x, i) % 8 == 0 for i in (0, 1)), id='r')", x=torch.ones(2, 8))[0][0] == "r"
@@ -89,6 +95,13 @@ def test_promises_about_every_item() -> None:
         ("for x in q:\n    x: any[B]", "a loop over a sequence of the call holds require, ensure and if"),
         ("for x in (q, k):\n    m = x", "a name is not given within a loop"),
         ("for x, y in (q, k):\n    require(x == y)", "each item has as many parts as the loop has names"),
+        (
+            "require(all(a == b for a, b in ((q, k), (q, k, q))))",
+            r"1:41: each item has as many parts as the loop has names\n.*\n {44}\^",
+        ),
+        ("require(any(a == b for a, b in (q, k)))", "1:33: each item has as many parts as the loop has names"),
+        ("require(sum(a for a, b in ((q,), (q, k))) > 0)", "1:28: each item has as many parts as the loop has names"),
+        ("require(all(a > b for a, b in ((q, k, q), (q, k)) if a > 0))", "1:32: each item has as many parts"),
         ("for x in q.items():\n    require(x)", "a loop goes over what is read or written out"),
         ("for x.y in q:\n    require(x)", "a loop gives names"),
         ("for finite in q:\n    require(finite)", "a loop gives names"),

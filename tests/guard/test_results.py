@@ -43,6 +43,20 @@ def test_a_result_is_judged_with_value_rules_off() -> None:
         operator(x, y, torch.ones(4))
 
 
+def test_what_only_value_rules_know_before_the_call_is_learnt_after_it() -> None:
+    @og.guard("x: any[D, highest(y)]\nreturns: any[D]\nensure(D > 1)")
+    def operator(x: Any, y: Any, result: Any) -> Any:
+        return result
+
+    x, y = torch.ones(3, 7), torch.tensor([7])
+    with pytest.raises(og.GuardError, match=r"result\.shape\[0\] = 4, expected D = 3"):
+        operator(x, y, torch.ones(4))
+    og.set_policy(B="off")
+    assert operator(x, y, torch.ones(4)).shape == (4,)
+    with pytest.raises(og.GuardError, match="D > 1"):
+        operator(x, y, torch.ones(1))
+
+
 def test_symbols_keep_the_value_that_they_had_before_the_call() -> None:
     @og.guard("c.keys: floating[B, S]\nx: floating[B, L]\nreturns: floating[B, S + L]")
     def update(c: Any, x: Any, extra: int = 0) -> Any:

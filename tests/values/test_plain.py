@@ -27,9 +27,6 @@ def test_finite(dtype: torch.dtype) -> None:
     bad = good.clone()
     bad[1, 2] = float("nan")
     assert not plain.finite(bad.to(dtype))
-    index, value, count = plain.locate_not_finite(bad.to(dtype))
-    assert (index, count) == ((1, 2), 1)
-    assert math.isnan(abs(value))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2])
@@ -57,15 +54,12 @@ def test_within_is_low_inclusive_high_exclusive(dtype: torch.dtype) -> None:
     assert plain.within(x, 1, 3, (0, 3))
     assert plain.within(x, 0, 3, 3)
     assert plain.within(x[:0], 5, 6)
-    assert plain.locate_outside(x, 0, 2) == ((1, 0), 2, 2)
 
 
 def test_within_rejects_nan_and_reads_strided_tensors() -> None:
     assert not plain.within(torch.tensor([float("nan")]), 0, 1)
-    x = torch.arange(6).reshape(2, 3).t()
-    assert plain.locate_outside(x, 0, 4)[:2] == ((1, 1), 4)
+    assert not plain.within(torch.arange(6).reshape(2, 3).t(), 0, 4)
     assert plain.within(torch.tensor(3).expand(4, 5), 3, 4)
-    assert plain.locate_outside(torch.tensor(3), 0, 3) == ((), 3, 1)
 
 
 @pytest.mark.parametrize(
@@ -182,6 +176,9 @@ LOWEST = torch.finfo(torch.float32).min
         ("live_rows", ([[0.0, LOWEST], [LOWEST, 0.0]],), True),
         ("live_rows", ([[0.0, LOWEST], [LOWEST, LOWEST]],), False),
         ("live_rows", ([[-float("inf"), -float("inf")]],), False),
+        ("live_rows", ([[NAN, -float("inf")]],), False),
+        ("live_rows", ([[NAN, 0.0]],), True),
+        ("live_rows", ([[0, 1], [0, -10000]],), True),
         ("equal", ([1, 2], [1, 2]), True),
         ("equal", ([1, 2], [1, 3]), False),
         ("equal", ([1, 2], [1]), False),
@@ -208,6 +205,70 @@ def test_what_has_no_element_or_no_row_does_not_apply() -> None:
     for name in ("nondecreasing", "any_per_row", "live_rows", "consecutive", "positions_of"):
         with pytest.raises(NotApplicable):
             plain.FUNCTIONS[name](scalar)
+
+
+# What masks write where a key is dropped: the lowest number of the dtype, -inf, EoMT, LongT5, Reformer, BERT.
+FILLINGS = (None, -math.inf, -1e9, -1e10, -1e5, -1e4)
+
+
+@pytest.mark.parametrize("dtype", FLOATS[:4])
+@pytest.mark.parametrize("filling", FILLINGS)
+def test_a_row_that_is_filled_keeps_no_key(dtype: torch.dtype, filling: float | None) -> None:
+    filling = torch.finfo(dtype).min if filling is None else filling
+    mask = torch.zeros(2, 1, 3, 4, dtype=torch.float64)
+    mask[..., 2:] = filling
+    assert plain.live_rows(mask.to(dtype))
+    mask[1, 0, 2] = filling
+    assert not plain.live_rows(mask.to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "row", "alive"),
+    [
+        # A row of one number: -1e4, which bfloat16 has as -9984.
+        (torch.float32, [-9984.0, -9984.0], False),
+        (torch.float32, [-9983.0, -9983.0], True),
+        (torch.bfloat16, [-9984.0, -9984.0], False),
+        (torch.bfloat16, [-9920.0, -9920.0], True),
+        (torch.float16, [-9984.0, -9984.0], False),
+        (torch.float16, [-9976.0, -9976.0], True),
+        # A row of several numbers: what no bias is.
+        (torch.float32, [-1e8, -1.1e8], False),
+        (torch.float32, [-99999992.0, -1.1e8], True),
+        (torch.bfloat16, [-100139008.0, -1.1e8], False),
+        (torch.bfloat16, [-99614720.0, -1.1e8], True),
+        (torch.float16, [-32752.0, -40000.0], False),
+        (torch.float16, [-32736.0, -40000.0], True),
+        # A row of one key may be a bias of queries.
+        (torch.float32, [-20000.0], True),
+        (torch.float32, [-1e9], False),
+        (torch.float16, [-20000.0], True),
+        (torch.float16, [-65504.0], False),
+        (torch.float8_e5m2, [-57344.0, -40960.0], False),
+        (torch.float8_e5m2, [0.0, -57344.0], True),
+        (torch.float8_e4m3fn, [-448.0, -448.0], False),
+        (torch.float8_e4m3fn, [-208.0, -448.0], True),
+    ],
+)
+def test_where_a_key_begins_to_be_dropped(dtype: torch.dtype, row: list[float], alive: bool) -> None:
+    mask = torch.tensor(row, dtype=torch.float64).to(dtype)
+    assert mask[0].item() == row[0]  # the boundary is a number of the dtype
+    assert plain.live_rows(mask) is alive
+
+
+@pytest.mark.parametrize("dtype", FLOATS[:4])
+@pytest.mark.parametrize("keys", [2048, 16384, 65536])
+def test_rows_of_legal_biases_are_alive(dtype: torch.dtype, keys: int) -> None:
+    """ALiBi as MPT has it: of the last position, so that early queries see only keys with very low biases."""
+    keys = min(keys, 32768) if dtype is torch.float16 else keys
+    slopes = torch.tensor([2.0 ** (-8 / 32), 2.0**-8], dtype=torch.float64)
+    alibi = slopes[:, None, None] * torch.arange(1 - keys, 1)
+    queries = torch.tensor([0, 1, keys // 2, keys - 1])
+    future = torch.arange(keys) > queries[:, None]
+    for filling in (torch.finfo(dtype).min, -math.inf):
+        assert plain.live_rows(alibi.expand(2, 4, keys).masked_fill(future, filling).to(dtype))
+    assert plain.live_rows(alibi.to(dtype))
+    assert plain.live_rows(torch.full((2, 5), -5000.0, dtype=dtype))  # T5: one number for all that is far
 
 
 def test_every_value_function_of_the_language_is_here() -> None:

@@ -7,7 +7,7 @@ import difflib
 import math
 from collections.abc import Iterable
 
-from llm_op_guard.contract.model import path_of
+from llm_op_guard.contract.path import path_of
 from llm_op_guard.contract.source import Source
 from llm_op_guard.contract.vocabulary import DTYPE_SETS, FUNCTIONS, KEYWORDS
 
@@ -179,6 +179,8 @@ def _check_call(node: ast.Call, source: Source) -> None:
             continue
         if kind in ("path", "owner") and path_of(argument) is None:
             raise source.error(f"{function.name} takes a parameter or what can be read from one", argument)
+        if kind == "text" and not (isinstance(argument, ast.Constant) and isinstance(argument.value, str)):
+            raise source.error(f"{function.name} takes a text here, such as 'rows'", argument)
         check_expression(argument, source)
     for keyword in node.keywords:
         kind = dict(function.arguments)[str(keyword.arg)]

@@ -11,7 +11,8 @@ import copy
 from collections.abc import Iterable, Iterator
 
 from llm_op_guard.contract.expressions import names_in
-from llm_op_guard.contract.model import Assign, Declare, Expr, For, If, Require, Statement, path_of
+from llm_op_guard.contract.model import Assign, Declare, Expr, For, If, Remember, Require, Statement
+from llm_op_guard.contract.path import path_of
 from llm_op_guard.contract.source import Place, Source
 
 # What a loop that is written out may stand for: far above any real contract, and read in good time.
@@ -32,10 +33,15 @@ def written_out(expr: Expr, source: Source) -> Expr:
             match node:
                 case ast.Call(func=ast.Name(id=name), args=[ast.GeneratorExp(elt=elt, generators=[loop])]) if (
                     isinstance(loop.iter, ast.Tuple | ast.List)
-                    and not loop.ifs
                     and loop.iter.elts
                     and not any(isinstance(item, ast.Starred) for item in loop.iter.elts)
                 ):
+                    for item in loop.iter.elts:
+                        # With a condition nothing is written out, and what is read may have parts at the call.
+                        if not loop.ifs or isinstance(item, ast.Tuple | ast.List):
+                            _refuse_unequal(loop.target, item, source)
+                    if loop.ifs:
+                        return node
                     nonlocal copies
                     copies += len(loop.iter.elts) * sum(1 for _ in ast.walk(elt)) // 8 + len(loop.iter.elts)
                     _refuse_many(loop.iter.elts, copies, node, source)
@@ -46,6 +52,11 @@ def written_out(expr: Expr, source: Source) -> Expr:
     if not any(isinstance(node, ast.GeneratorExp) for node in ast.walk(expr.node)):
         return expr
     return Expr.of(ast.fix_missing_locations(WriteOut().visit(copy.deepcopy(expr.node))))
+
+
+def _refuse_unequal(target: ast.expr, item: ast.expr, source: Source) -> None:
+    if not _bound(target, item):
+        raise source.error("each item has as many parts as the loop has names", item)
 
 
 def _refuse_many(items: list[ast.expr], copies: int, node: ast.AST | Place, source: Source) -> None:
@@ -104,9 +115,8 @@ def unrolled(statement: For, source: Source) -> Iterator[Statement]:
         for item in items.elts:
             if isinstance(item, ast.Starred):
                 raise source.error("the items of a loop that is written out are written one by one", item)
+            _refuse_unequal(statement.target.node, item, source)
             bound = _bound(statement.target.node, item)
-            if not bound:
-                raise source.error("each item has as many parts as the loop has names", item)
             yield from _substituted(statement.body, bound, ast.unparse(item), source)
         return
     yield from _quantified(statement.body, statement, (), source)
@@ -154,8 +164,9 @@ def _substituted(
                 steps = path.steps if target is not None else ()
                 whole = type(path)(root.root, (*root.steps, *steps))
                 yield Declare(whole, statement.type, statement.reason, statement.place)
-            case Assign():
-                raise source.error("a name is not given within a loop", statement.place)
+            case Assign() | Remember():
+                what = "a name is not given" if isinstance(statement, Assign) else "nothing is remembered"
+                raise source.error(f"{what} within a loop", statement.place)
             case For():
                 iterable = Expr.of(_replaced(statement.iterable.node, bound, source))
                 inner_loop = For(statement.target, iterable, statement.body, statement.place)

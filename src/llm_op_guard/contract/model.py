@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from llm_op_guard.contract.path import Path
 from llm_op_guard.contract.source import Place, Source
 
 CostClass = Literal["A", "B", "C"]
@@ -34,30 +35,6 @@ class Expr:
     def symbol(self) -> str | None:
         """The name, when the expression is nothing but one."""
         return self.node.id if isinstance(self.node, ast.Name) else None
-
-
-@dataclass(frozen=True)
-class Path:
-    """A parameter or assigned name, and what is read from it: `q`, `self.weight`, `kwargs["input_ids"]`, `result[0]`.
-
-    `steps` are attribute names (`".weight"`) and literal keys (`["input_ids"]`, `[0]`).
-    """
-
-    root: str
-    steps: tuple[str | tuple[str | int], ...] = ()
-
-    def item(self, index: int | str) -> Path:
-        """The path to an item of the sequence here; `_` stands for any."""
-        return Path(self.root, (*self.steps, (index,)))
-
-    def __str__(self) -> str:
-        return self.root + "".join(_step_text(step) for step in self.steps)
-
-
-def _step_text(step: str | tuple[str | int]) -> str:
-    if isinstance(step, str):
-        return f".{step}"
-    return "[_]" if step == ("_",) else f"[{step[0]!r}]"
 
 
 # ---------------------------------------------------------------- types
@@ -304,9 +281,13 @@ class Declare:
     @property
     def text(self) -> str:
         """The statement in normal form."""
-        path = replace(self.path, root="returns") if self.path.root == "result" else self.path
         why = f" = why({', '.join(self.reason.keywords)})" if self.reason.keywords else ""
-        return f"{path}: {self.type.text}{why}"
+        return f"{self.target}: {self.type.text}{why}"
+
+    @property
+    def target(self) -> str:
+        """The path as it is written."""
+        return str(replace(self.path, root="returns") if self.path.root == "result" else self.path)
 
 
 @dataclass(frozen=True)
@@ -350,6 +331,20 @@ class Require:
 
 
 @dataclass(frozen=True)
+class Remember:
+    """`remember(path, name=expr, …)`: facts about an object, which the contracts of later calls `recall`."""
+
+    path: Path
+    facts: tuple[tuple[str, Expr], ...]
+    place: Place = field(compare=False, repr=False)
+
+    @property
+    def text(self) -> str:
+        """The statement in normal form."""
+        return f"remember({self.path}, {', '.join(f'{name}={expr.text}' for name, expr in self.facts)})"
+
+
+@dataclass(frozen=True)
 class If:
     """`if`/`elif`/`else`; an `elif` is an `If` alone in `orelse`."""
 
@@ -369,8 +364,8 @@ class For:
     place: Place = field(compare=False, repr=False)
 
 
-Statement = Declare | Assign | Require | If | For
-Leaf = Declare | Assign | Require
+Statement = Declare | Assign | Require | Remember | If | For
+Leaf = Declare | Assign | Require | Remember
 
 
 @dataclass(frozen=True)
@@ -383,17 +378,21 @@ class Condition:
 
 @dataclass(frozen=True)
 class Clause:
-    """A statement without its nesting: what it says, the branches it stands in, what it costs, when it runs."""
+    """A statement without its nesting: what it says, the branches it stands in, what it costs, when it runs.
+
+    `eager` says that it reads or keeps what a program that is traced must not depend on.
+    """
 
     statement: Leaf
     conditions: tuple[Condition, ...]
     cost_class: CostClass = "A"
     after_call: bool = False
+    eager: bool = False
 
     @property
     def certain(self) -> bool:
         """Whether breaking it is wrong for sure."""
-        return isinstance(self.statement, Assign) or self.statement.reason.certain
+        return isinstance(self.statement, Assign | Remember) or self.statement.reason.certain
 
 
 @dataclass(frozen=True)
@@ -416,7 +415,8 @@ class Contract:
     `parameters` are the operator's parameter names in order, `signature` the parameter list of a stub as it is written
     (None for a contract that has that of its function); `constants` the values that its file names; `imports` the
     predicates that it asks, by name, with their modules; `symbols` the names that stand for sizes, groups of sizes,
-    dtypes and devices; `assigned` the names that the contract itself defines.
+    dtypes and devices; `assigned` the names that the contract itself defines. In `plans` the guards made from this
+    contract share what they have worked out.
     """
 
     name: str
@@ -431,6 +431,8 @@ class Contract:
     symbols: dict[str, SymbolKind] = field(compare=False, repr=False, default_factory=dict)
     clauses: tuple[Clause, ...] = field(compare=False, repr=False, default=())
     rules: tuple[Rule, ...] = field(compare=False, repr=False, default=())
+    # Kept here, not in a dict of contracts: those that say the same are equal, whatever their constants and places.
+    plans: dict[Any, Any] = field(init=False, compare=False, repr=False, default_factory=dict)
 
     @cached_property
     def assigned(self) -> frozenset[str]:
@@ -439,13 +441,17 @@ class Contract:
             name for clause in self.clauses if isinstance(clause.statement, Assign) for name in clause.statement.names
         )
 
+    @property
+    def parameter_list(self) -> str:
+        """The parameters as a stub has them."""
+        return ", ".join(self.parameters) if self.signature is None else self.signature
+
     @cached_property
     def text(self) -> str:
         """The contract in normal form: two contracts that say the same in the same order have the same text."""
         lines = [f"from {module} import {name}" for name, module in sorted(self.imports.items())]
         lines += [f"{name} = {value!r}" for name, value in self.constants.items()]
-        signature = ", ".join(self.parameters) if self.signature is None else self.signature
-        lines += [f"def {self.name}({signature}):"]
+        lines += [f"def {self.name}({self.parameter_list}):"]
         lines += [f"    {line}" for line in _render(self.body)] or ["    pass"]
         return "\n".join(lines) + "\n"
 
@@ -474,23 +480,3 @@ def _render(body: tuple[Statement, ...]) -> Iterator[str]:
             yield from (f"    {line}" for line in _render(statement.body))
         else:
             yield statement.text
-
-
-def path_of(node: ast.expr) -> Path | None:
-    """The path that an expression spells, or None when it is not a plain path."""
-    steps: list[str | tuple[str | int]] = []
-    while True:
-        match node:
-            case ast.Attribute(value=value, attr=attr):
-                steps.append(attr)
-                node = value
-            case ast.Subscript(value=value, slice=ast.Constant(value=str() | int() as key)):
-                steps.append((key,))
-                node = value
-            case ast.Subscript(value=value, slice=ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() as key))):
-                steps.append((-key,))
-                node = value
-            case ast.Name(id=root):
-                return Path(root, tuple(reversed(steps)))
-            case _:
-                return None

@@ -23,19 +23,8 @@ from llm_op_guard.contract.expressions import (
     check_target,
     suggestion,
 )
-from llm_op_guard.contract.model import (
-    Assign,
-    Contract,
-    Declare,
-    Expr,
-    For,
-    If,
-    Path,
-    Reason,
-    Require,
-    Statement,
-    path_of,
-)
+from llm_op_guard.contract.model import Assign, Contract, Declare, Expr, For, If, Reason, Remember, Require, Statement
+from llm_op_guard.contract.path import Path, path_of
 from llm_op_guard.contract.source import Place, Source
 from llm_op_guard.contract.types import parse_type
 from llm_op_guard.contract.validate import validated
@@ -61,14 +50,17 @@ def parse_file(path: str | FilePath) -> dict[str, Contract]:
 
     Raises ContractError when the file cannot be read as UTF-8 text or any contract in it is wrong.
     """
-    file = FilePath(path)
+    return parse_stubs(read_text(FilePath(path)), str(path))
+
+
+def read_text(file: FilePath) -> str:
+    """The text of a contract file; raises ContractError when it cannot be read as UTF-8 text."""
     try:
-        text = file.read_text(encoding="utf-8")
+        return file.read_bytes().decode("utf-8")  # with its own line ends
     except OSError as error:
         raise ContractError(f"cannot read the file: {error.strerror or error}", file=str(file)) from None
     except UnicodeDecodeError as error:
         raise ContractError(f"the file is not UTF-8 text (byte {error.start})", file=str(file)) from None
-    return parse_stubs(text, str(file))
 
 
 def parse_stubs(text: str, file: str = "<contract>") -> dict[str, Contract]:
@@ -346,15 +338,18 @@ def _statement(node: ast.stmt, source: Source) -> Statement:
             return _require(call, node, source, promised=False)
         case ast.Expr(value=ast.Call(func=ast.Name(id="ensure")) as call):
             return _require(call, node, source, promised=True)
+        case ast.Expr(value=ast.Call(func=ast.Name(id="remember")) as call):
+            return _remember(call, source)
         case ast.Expr(value=ast.Call(func=ast.Name(id=name) as function)):
-            raise source.error(f"unknown statement {name!r}{suggestion(name, ['require', 'ensure'])}", function)
+            known = ["require", "ensure", "remember"]
+            raise source.error(f"unknown statement {name!r}{suggestion(name, known)}", function)
         case ast.Import() | ast.ImportFrom():
             raise source.error(_WHERE_IMPORTS_STAND, node)
         case ast.Assert():
             raise source.error("write require(…): assert vanishes under python -O", node)
     raise source.error(
         "not a statement of the language; known are: name: type, name = expression, if/elif/else, for, require(…), "
-        "ensure(…), returns: type",
+        "ensure(…), remember(…), returns: type",
         node,
     )
 
@@ -381,6 +376,18 @@ def _require(call: ast.Call, node: ast.stmt, source: Source, *, promised: bool) 
     reason, rule_id, error = _keywords(call, source, "id", "because", "hint", "certain", "error")
     expr = _expression(call.args[0], source)
     return Require(expr, rule_id or expr.text, reason, error, promised, Place.of(node))
+
+
+def _remember(call: ast.Call, source: Source) -> Remember:
+    owner = path_of(call.args[0]) if len(call.args) == 1 else None
+    if owner is None or not call.keywords:
+        raise source.error("written as remember(owner, name=value, …): what is kept of an argument, by name", call)
+    facts: dict[str, Expr] = {}
+    for keyword in call.keywords:
+        if keyword.arg is None or keyword.arg in facts:
+            raise source.error("each fact has a name of its own: remember(owner, rows=…, heads=…)", keyword)
+        facts[keyword.arg] = _expression(keyword.value, source)
+    return Remember(owner, tuple(facts.items()), Place.of(call))
 
 
 def _keywords(call: ast.Call, source: Source, *allowed: str) -> tuple[Reason, str | None, str | None]:

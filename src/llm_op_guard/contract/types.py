@@ -32,8 +32,8 @@ from llm_op_guard.contract.model import (
     TensorType,
     TupleType,
     Type,
-    path_of,
 )
+from llm_op_guard.contract.path import path_of
 from llm_op_guard.contract.source import Source
 from llm_op_guard.contract.vocabulary import DEVICE_TYPES, DTYPE_NAMES, DTYPE_SETS, SCALAR_TYPES
 

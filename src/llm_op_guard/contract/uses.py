@@ -14,11 +14,12 @@ from llm_op_guard.contract.model import (
     Expr,
     Like,
     NoneType,
-    Path,
+    Remember,
     Require,
     ScalarType,
     TensorType,
 )
+from llm_op_guard.contract.path import Path
 from llm_op_guard.contract.vocabulary import FUNCTIONS, TENSOR_ATTRIBUTES
 
 
@@ -32,7 +33,8 @@ def check_uses(clause: Clause, contract: Contract) -> None:
         judged.append(statement.expr)
     if isinstance(statement, Require) and not names_in(statement.expr.node):
         raise contract.source.error("the condition reads nothing of the call", statement.expr.node)
-    for expr in (*judged, *([statement.expr] if isinstance(statement, Assign) else [])):
+    kept = [expr for _, expr in statement.facts] if isinstance(statement, Remember) else []
+    for expr in (*judged, *kept, *([statement.expr] if isinstance(statement, Assign) else [])):
         _check(expr, contract)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from llm_op_guard.contract.expressions import LOOPS, calls_in, names_in, suggestion, tensor_arguments
+from llm_op_guard.contract.costs import check_costs, classified
+from llm_op_guard.contract.expressions import names_in, suggestion, tensor_arguments
 from llm_op_guard.contract.loops import unrolled, written_out
 from llm_op_guard.contract.model import (
     Alternative,
@@ -15,7 +16,6 @@ from llm_op_guard.contract.model import (
     Clause,
     Condition,
     Contract,
-    CostClass,
     Declare,
     DeviceSymbol,
     Dtype,
@@ -30,24 +30,23 @@ from llm_op_guard.contract.model import (
     ListType,
     LiteralType,
     NoneType,
+    Remember,
     Require,
     Rest,
     Rule,
     ScalarType,
-    Size,
     Statement,
     SymbolKind,
     TensorType,
     TupleType,
     Type,
-    dim_symbol,
-    path_of,
 )
+from llm_op_guard.contract.path import path_of
 from llm_op_guard.contract.solve import inverse
 from llm_op_guard.contract.source import Place, Source
 from llm_op_guard.contract.uses import check_uses
 from llm_op_guard.contract.vocabulary import DEVICE_TYPES, DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, KEYWORDS, dtype_names
-from llm_op_guard.contract.walk import declared_paths, items_of, paths_in_type, tensor_types
+from llm_op_guard.contract.walk import binders, declared_paths, items_of, paths_in_type, solvable, tensor_types
 
 # Names that an expression may use for what they are: dtypes and sets of them.
 _CONSTANTS = frozenset({*DTYPE_NAMES, *DTYPE_SETS})
@@ -66,8 +65,9 @@ def validated(contract: Contract) -> Contract:
             _check_type(clause.statement.type, clause.statement, contract)
     _check_assignments(contract)
     _check_binders(contract)
-    contract = replace(contract, clauses=_classified(contract))
-    _check_costs(contract)
+    contract = replace(contract, clauses=classified(contract))
+    check_costs(contract)
+    _check_memory(contract)
     rules = tuple(rule for clause in contract.clauses for rule in _rules(clause))
     _check_repeated(rules, contract)
     # One rule may stand in several branches.
@@ -90,6 +90,9 @@ def _flatten(body: Iterable[Statement], conditions: tuple[Condition, ...], sourc
                 yield Clause(statement, conditions)
             case Assign(expr=expr) | Require(expr=expr):
                 yield Clause(replace(statement, expr=written_out(expr, source)), conditions)
+            case Remember(facts=facts):
+                written = tuple((name, written_out(expr, source)) for name, expr in facts)
+                yield Clause(replace(statement, facts=written), conditions)
 
 
 def exclusive(a: Iterable[Condition], b: Iterable[Condition]) -> bool:
@@ -141,6 +144,8 @@ def _symbols(contract: Contract) -> dict[str, SymbolKind]:
 def _expressions(statement: Leaf) -> Iterator[Expr]:
     if isinstance(statement, Assign | Require):
         yield statement.expr
+    if isinstance(statement, Remember):
+        yield from (expr for _, expr in statement.facts)
     if isinstance(statement, Declare):
         for tensor in tensor_types(statement.type):
             yield from tensor.sizes
@@ -159,8 +164,9 @@ def _check_names(clause: Clause, contract: Contract) -> None:
                 raise contract.source.error(f"{name!r} is imported to be called: {name}(…)", place)
             if name not in known:
                 raise contract.source.error(f"unknown name {name!r}{suggestion(name, known)}", place)
-    if isinstance(statement, Declare):
-        for path in (statement.path, *paths_in_type(statement.type)):
+    if isinstance(statement, Declare | Remember):
+        others = paths_in_type(statement.type) if isinstance(statement, Declare) else ()
+        for path in (statement.path, *others):
             if path.root not in roots:
                 raise contract.source.error(
                     f"{path.root!r} is not a parameter of {contract.name}{suggestion(path.root, roots)}",
@@ -209,6 +215,19 @@ def _check_assignments(contract: Contract) -> None:
                 if other == name and not exclusive(clause.conditions, earlier.conditions):
                     raise contract.source.error(f"{name!r} is assigned twice on one path", clause.statement.place)
             seen.append((name, clause))
+
+
+def _check_memory(contract: Contract) -> None:
+    for clause in contract.clauses:
+        statement = clause.statement
+        if isinstance(statement, Remember) and statement.path.root in contract.assigned:
+            problem = f"remember takes a parameter, or what can be read from one; {statement.path.root!r} is a name"
+            raise contract.source.error(problem, statement.place)
+        for expr in _expressions(statement) if clause.after_call else ():
+            for call in ast.walk(expr.node):
+                if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "recall":
+                    problem = "after the call nothing of before is recalled: name it first, before = recall(…)"
+                    raise contract.source.error(problem, call)
 
 
 # ---------------------------------------------------------------- types
@@ -268,35 +287,6 @@ def _dtype_meets(a: Dtype, b: Dtype) -> bool:
 # ---------------------------------------------------------------- binding
 
 
-def binders(contract: Contract) -> list[tuple[str, Clause]]:
-    """Every symbol with each clause that shows its value directly."""
-    found: list[tuple[str, Clause]] = []
-    for clause in contract.clauses:
-        if isinstance(clause.statement, Declare):
-            for tensor in tensor_types(clause.statement.type):
-                found += [(symbol, clause) for symbol in bound_symbols(tensor, contract)]
-    return found
-
-
-def bound_symbols(tensor: TensorType, contract: Contract) -> Iterator[str]:
-    """The symbols that a tensor of this type shows directly."""
-    for name in (*map(dim_symbol, tensor.dims or ()), tensor.dtype_symbol, tensor.device_symbol):
-        if name is not None and name in contract.symbols:
-            yield name
-
-
-def solvable(contract: Contract) -> list[tuple[Expr, Clause]]:
-    """The dimension expressions that are more than a symbol and hold at least one."""
-    return [
-        (dim.expr, clause)
-        for clause in contract.clauses
-        if isinstance(clause.statement, Declare)
-        for tensor in tensor_types(clause.statement.type)
-        for dim in tensor.dims or ()
-        if isinstance(dim, Size) and dim.expr.symbol is None and set(names_in(dim.expr.node)) & set(contract.symbols)
-    ]
-
-
 def _check_binders(contract: Contract) -> None:
     known = {symbol for symbol, _ in binders(contract)}
     grown = True
@@ -331,99 +321,7 @@ def _first_use(name: str, contract: Contract) -> Place | None:
     return None
 
 
-# ---------------------------------------------------------------- cost class, time, rules
-
-
-def _classified(contract: Contract) -> tuple[Clause, ...]:
-    """Infer from everything a clause reads what it costs and whether it must wait for the result."""
-    clauses = list(contract.clauses)
-    bound_by = binders(contract)
-    changed = True
-    while changed:
-        changed = False
-        costs, late = _name_properties(contract, clauses, bound_by)
-        for index, clause in enumerate(clauses):
-            names, functions = _reads(clause, contract.symbols)
-            promised = isinstance(clause.statement, Require) and clause.statement.promised
-            after = promised or "result" in names or any(late.get(name, False) for name in names)
-            cost_class = max([*(_cost(f, contract) for f in functions), *(costs.get(n, "A") for n in names), "A"])
-            if (cost_class, after or clause.after_call) != (clause.cost_class, clause.after_call):
-                clauses[index] = replace(clause, cost_class=cost_class, after_call=after or clause.after_call)
-                changed = True
-    return tuple(clauses)
-
-
-def _cost(function: str, contract: Contract) -> CostClass:
-    if function in contract.imports:
-        return "C"
-    if function in LOOPS:
-        return "B"  # as long as what it goes through
-    return FUNCTIONS[function].cost_class if function in FUNCTIONS else "A"
-
-
-def _check_costs(contract: Contract) -> None:
-    """Refuse what would never be judged, and texts that cost more than the rule that they belong to."""
-    for clause in contract.clauses:
-        statement = clause.statement
-        if clause.cost_class == "C" and clause.after_call:
-            raise contract.source.error(
-                "nobody would judge this: it waits for the result, and what imported predicates say is asked of the "
-                "arguments alone (og.verify)",
-                statement.place,
-            )
-        for text in () if isinstance(statement, Assign) else (statement.reason.because, statement.reason.hint):
-            for call in ast.walk(written_out(text, contract.source).node) if text is not None else ():
-                name = call.func.id if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else ""
-                if (cost := _cost(name, contract)) > clause.cost_class:
-                    raise contract.source.error(
-                        f"a hint costs no more than its rule: {name} is of class {cost}, the rule of class "
-                        f"{clause.cost_class}",
-                        call,
-                    )
-
-
-def _name_properties(
-    contract: Contract, clauses: list[Clause], bound_by: list[tuple[str, Clause]]
-) -> tuple[dict[str, CostClass], dict[str, bool]]:
-    """For each symbol and assigned name: the class and time of the cheapest and earliest place that gives it."""
-    current = dict(zip((id(c.statement) for c in contract.clauses), clauses, strict=True))
-    givers: dict[str, list[Clause]] = {}
-    for symbol, clause in bound_by:
-        givers.setdefault(symbol, []).append(current[id(clause.statement)])
-    for expr, clause in solvable(contract):
-        for name in names_in(expr.node):
-            if name in contract.symbols and name not in {symbol for symbol, _ in bound_by}:
-                givers.setdefault(name, []).append(current[id(clause.statement)])
-    for clause in clauses:
-        if isinstance(clause.statement, Assign):
-            for name in clause.statement.names:
-                givers.setdefault(name, []).append(clause)
-    costs: dict[str, CostClass] = {name: min(clause.cost_class for clause in places) for name, places in givers.items()}
-    late = {name: all(c.after_call for c in places) for name, places in givers.items()}
-    return costs, late
-
-
-def _reads(clause: Clause, symbols: Container[str]) -> tuple[set[str], set[str]]:
-    """The names and functions that decide a clause's verdict (its hint and reason do not)."""
-    exprs = [condition.test.node for condition in clause.conditions]
-    names: set[str] = set()
-    if isinstance(clause.statement, Declare):
-        names.add(clause.statement.path.root)
-        names |= {path.root for path in paths_in_type(clause.statement.type)}
-        for tensor in tensor_types(clause.statement.type):
-            # A bare symbol is told here, not read; everything else in a size is read.
-            exprs += [expr.node for expr in tensor.sizes if expr.symbol not in symbols]
-            if len(tensor.dtypes) > 1:
-                names |= {dtype.name for dtype in tensor.dtypes if isinstance(dtype, DtypeSymbol)}
-            if len(tensor.devices or ()) > 1:
-                names |= {device.name for device in tensor.devices or () if isinstance(device, DeviceSymbol)}
-    else:
-        exprs.append(clause.statement.expr.node)
-    functions: set[str] = set()
-    for node in exprs:
-        names |= set(names_in(node))
-        functions |= set(calls_in(node))
-    return names, functions
+# ---------------------------------------------------------------- rules
 
 
 def _rules(clause: Clause) -> Iterator[Rule]:

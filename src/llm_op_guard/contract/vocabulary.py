@@ -38,7 +38,7 @@ SCALAR_TYPES: dict[str, str] = {
 # What may be read from a tensor.
 TENSOR_ATTRIBUTES = ("shape", "dtype", "device", "ndim", "layout", "requires_grad")
 
-ArgumentKind = Literal["tensor", "path", "owner", "int", "number", "shape", "sequence", "object"]
+ArgumentKind = Literal["tensor", "path", "owner", "int", "number", "shape", "sequence", "object", "text"]
 
 # Arguments of these kinds are handed over as they are; all others must be plain values.
 RAW_KINDS = ("tensor", "owner", "shape", "sequence")
@@ -48,7 +48,8 @@ RAW_KINDS = ("tensor", "owner", "shape", "sequence")
 class Function:
     """One function of the language: `arguments` are (name, kind); those past `required` may be left out.
 
-    What `gives_tensor` is an argument of other value functions and nothing else.
+    What `gives_tensor` is an argument of other value functions and nothing else. What is `eager` has no meaning while a
+    program is traced.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Function:
     required: int | None = None
     variadic: bool = False
     gives_tensor: bool = False
+    eager: bool = False
 
     @property
     def signature(self) -> str:
@@ -92,6 +94,16 @@ FUNCTIONS: dict[str, Function] = {
             "broadcasts", "A", (("shape", "shape"), ("target", "shape")),
             "the shape broadcasts to the target without making it larger",
         ),
+        Function(
+            "recall", "A", (("owner", "owner"), ("name", "text")),
+            "a fact that an earlier call remembered about an object; does not apply where there is none",
+            eager=True,
+        ),
+        Function(
+            "identity", "A", (("owner", "owner"),),
+            "what stands for an object and for no other, for `remember` and `recall`",
+            eager=True,
+        ),
         Function("finite", "B", (("x", "tensor"),), "no element is NaN or infinite; holds for an empty tensor"),
         Function(
             "within", "B", (("x", "tensor"), ("low", "number"), ("high", "number"), ("allow", "object")),
@@ -116,8 +128,9 @@ FUNCTIONS: dict[str, Function] = {
         Function("any_per_row", "B", (("x", "tensor"),), "along the last dimension some element is true (not 0)"),
         Function(
             "live_rows", "B", (("mask", "tensor"),),
-            "every row of an attention mask keeps a key: True in a boolean mask, far above the lowest number in an "
-            "additive one",
+            "every row of an attention mask keeps a key: what is not 0 in a mask of bools or integers; in an additive "
+            "one what is above -1e8 (in float16 -32752, in float8 half the lowest number), unless a row of several "
+            "keys is filled with one number of -9984 or below (bfloat16's -1e4)",
         ),
         Function(
             "equal", "B", (("a", "tensor"), ("b", "tensor"), ("where", "tensor")),
@@ -170,4 +183,4 @@ def dtype_names(dtype: DtypeName | DtypeSet) -> frozenset[str]:
 
 
 # Words with a meaning of their own; no parameter, symbol or assigned name can be spelt so.
-KEYWORDS = frozenset({"require", "ensure", "why", "like", "optional", "returns"})
+KEYWORDS = frozenset({"require", "ensure", "remember", "why", "like", "optional", "returns"})

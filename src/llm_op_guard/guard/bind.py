@@ -25,7 +25,6 @@ from llm_op_guard.contract.model import (
     ListType,
     LiteralType,
     NoneType,
-    Path,
     Rest,
     ScalarType,
     Size,
@@ -35,6 +34,7 @@ from llm_op_guard.contract.model import (
     Type,
     dim_symbol,
 )
+from llm_op_guard.contract.path import Path
 from llm_op_guard.contract.solve import inverse
 from llm_op_guard.guard import functions
 from llm_op_guard.guard.asked import Answers
@@ -126,7 +126,7 @@ class Bindings:
     def _tensors(self) -> Iterator[tuple[Declare, Path, TensorType, Any]]:
         """Every tensor that fits its declaration as far as kind and rank go."""
         for clause in self.clauses:
-            if isinstance(clause.statement, Declare) and self._applies(clause):
+            if isinstance(clause.statement, Declare) and self.applies(clause):
                 for path, tensor, value in self._tensors_in(clause.statement.path, clause.statement.type):
                     yield clause.statement, path, tensor, value
 
@@ -192,7 +192,7 @@ class Bindings:
 
     def _assign(self) -> None:
         for clause in self.clauses:
-            if not isinstance(clause.statement, Assign) or not self._applies(clause):
+            if not isinstance(clause.statement, Assign) or not self.applies(clause):
                 continue
             if self.after_call and not clause.after_call:
                 continue  # named before the call: what it was then counts
@@ -207,7 +207,8 @@ class Bindings:
             if len(parts) == len(names):
                 self.values.assigned.update((n, p) for n, p in zip(names, parts, strict=True) if p is not None)
 
-    def _applies(self, clause: Clause) -> bool:
+    def applies(self, clause: Clause) -> bool:
+        """Whether all the branches are taken that a clause stands in."""
         for condition in clause.conditions:
             try:
                 if bool(self.values.evaluate(condition.test)) is not condition.wanted:

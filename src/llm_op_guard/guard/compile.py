@@ -14,7 +14,7 @@ from types import CodeType, FunctionType
 from typing import Any, cast
 
 from llm_op_guard.contract.vocabulary import DTYPE_NAMES
-from llm_op_guard.guard import functions, reading
+from llm_op_guard.guard import functions, memory, reading
 from llm_op_guard.guard.evaluate import dtype_values, dtypes_named, evaluated
 from llm_op_guard.guard.source import CHECK, CheckSource
 
@@ -63,6 +63,9 @@ def compile_check(source: CheckSource, label: str, hooks: dict[str, Any]) -> Fun
 _NAMESPACE: dict[str, Any] = {
     "_Broken": reading.Broken,
     "_inapplicable": reading.INAPPLICABLE,
+    "_unjudged": (*reading.INAPPLICABLE, reading.Broken),
+    "_forget": memory.forget,
+    "_remember": memory.remember,
     "_unset": reading.UNSET,
     "_agreed": reading.agreed,
     "_apart": reading.apart,

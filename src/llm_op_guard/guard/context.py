@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
-from llm_op_guard.contract.model import Contract, Declare, Path
+from llm_op_guard.contract.model import Contract, Declare, Remember
+from llm_op_guard.contract.path import Path
 from llm_op_guard.contract.walk import declared_paths
 from llm_op_guard.guard.reading import UNSET, is_a, is_beyond, is_tensor, number_now, optional_attribute, path_value
 from llm_op_guard.guard.reads import reads_of
@@ -131,6 +132,8 @@ def _paths(contract: Contract, arguments: Mapping[str, Any]) -> Iterator[Path]:
     for clause in contract.clauses:
         if isinstance(clause.statement, Declare):
             found = [path for path, _ in declared_paths(clause.statement.path, clause.statement.type)]
+        elif isinstance(clause.statement, Remember):
+            found = [clause.statement.path]
         else:
             found = [read.path for read in reads_of(clause.statement.expr.node, contract)]
         yield from (path for path in found if path.steps and path.root in arguments)

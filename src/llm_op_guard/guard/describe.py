@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from llm_op_guard.contract.model import DtypeOf, Expr, TensorType, path_of
-from llm_op_guard.guard import functions
+from llm_op_guard.contract.model import DtypeOf, Expr, TensorType
+from llm_op_guard.contract.path import path_of
+from llm_op_guard.guard import elements, functions
 from llm_op_guard.guard.evaluate import Values, show
 from llm_op_guard.guard.reading import INAPPLICABLE, Broken
 
@@ -15,84 +16,113 @@ from llm_op_guard.guard.reading import INAPPLICABLE, Broken
 def describe_rule(rule: Expr, values: Values) -> tuple[str, str, str | None]:
     """(observed, expected, argument or None) for a rule that came out false."""
     node = _first_false(rule.node, values)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        if node.func.id == "all":
-            return _describe_item(node, values)
-        if node.func.id in functions.LOCATORS:
-            return _describe_elements(node.func.id, node, values)
-        return _operands(node.args, values), ast.unparse(node), None
-    if isinstance(node, ast.Compare):
-        return _operands([node.left, *node.comparators], values), ast.unparse(node), None
-    if isinstance(node, ast.BoolOp):  # of an `or`, every part is false
-        sides = [side for part in node.values for side in _sides(part)]
-        return _operands(sides, values), ast.unparse(node), None
-    return _operands([node], values), rule.text, None
-
-
-def _sides(node: ast.expr) -> list[ast.expr]:
-    return [node.left, *node.comparators] if isinstance(node, ast.Compare) else [node]
+    match node:
+        case ast.Call(func=ast.Name(id="all"), args=[ast.GeneratorExp() as loop]):
+            for number in _items(loop, values, outcome=False):
+                observed, expected, _ = describe_rule(Expr.of(loop.elt), values)
+                return f"{observed} {_at_item(number, loop)}", expected, None
+        case ast.Call() if (told := elements.broken(node, values)) is not None:
+            return told
+    observed = ", ".join(dict.fromkeys(_reasons(node, values, outcome=False)))
+    return observed or "the condition is false", ast.unparse(node), None
 
 
 def _first_false(node: ast.expr, values: Values) -> ast.expr:
     """The part of an `and` chain that failed; anything else as it stands."""
     while isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
-        node = next(part for part in node.values if not values.value_of(part))
+        node = _first(node.values, values, outcome=False)
     return node
 
 
-def _describe_item(node: ast.Call, values: Values) -> tuple[str, str, str | None]:
-    """The first item of a loop that breaks its condition."""
-    loop = node.args[0]
-    assert isinstance(loop, ast.GeneratorExp)
+def _first(parts: list[ast.expr], values: Values, *, outcome: bool) -> ast.expr:
+    return next((part for part in parts if bool(values.value_of(part)) is outcome), parts[-1])
+
+
+def _reasons(node: ast.expr, values: Values, *, outcome: bool) -> list[str]:
+    """What to look at where a condition came out true, or false: `D % 2 = 1`, `H = 8`."""
+    match node:
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return _reasons(operand, values, outcome=not outcome)
+        case ast.BoolOp(op=op, values=parts):
+            # One part decides an `and` that is false and an `or` that is true; otherwise all of them do.
+            decided = isinstance(op, ast.And) is not outcome
+            decisive = [_first(parts, values, outcome=outcome)] if decided else parts
+            return [reason for part in decisive for reason in _reasons(part, values, outcome=outcome)]
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            taken = bool(values.value_of(test))
+            return [
+                *_reasons(test, values, outcome=taken),
+                *_reasons(body if taken else orelse, values, outcome=outcome),
+            ]
+        case ast.Compare(left=left, comparators=comparators):
+            return _operands([left, *comparators], values)
+        case ast.Call(func=ast.Name(id="all" | "any" as name), args=[ast.GeneratorExp() as loop]):
+            if outcome is (name == "all"):
+                number = sum(1 for _ in values.each(loop))
+                return [f"{'every' if outcome else 'no'} item of {_sequence(loop)} (of {number})"]
+            for number in _items(loop, values, outcome=outcome):
+                return [f"{', '.join(_reasons(loop.elt, values, outcome=outcome))} {_at_item(number, loop)}"]
+        case ast.Call(args=arguments, keywords=keywords) if not outcome:
+            told = elements.broken(node, values)
+            given = [*arguments, *(keyword.value for keyword in keywords)]
+            return _operands(given, values) if told is None else [told[0]]
+    return _operands([node], values)
+
+
+def _items(loop: ast.GeneratorExp, values: Values, *, outcome: bool) -> Iterator[int]:
+    """The number of each item of a loop for which its condition came out so; the loop's names stand for it."""
     for number in values.each(loop):
         try:
-            if values.value_of(loop.elt):
-                continue
+            met = bool(values.value_of(loop.elt)) is outcome
         except INAPPLICABLE:
             continue
-        observed, expected, _ = describe_rule(Expr.of(loop.elt), values)
-        return f"{observed} at item {number} of {ast.unparse(loop.generators[0].iter)}", expected, None
-    return "the condition is false", ast.unparse(node), None
+        if met:
+            yield number
 
 
-def _describe_elements(name: str, node: ast.Call, values: Values) -> tuple[str, str, str | None]:
-    arguments, keywords = values.call_arguments(name, node)
-    index, value, count = functions.LOCATORS[name](*arguments, **keywords)
-    argument = ast.unparse(node.args[0])
-    place = f"{argument}[{', '.join(map(str, index))}]" if index else argument
-    total = functions.numel(arguments[0])
-    elements = "1 element is wrong" if count == 1 else f"{count} elements are wrong, this one first"
-    observed = f"{place} = {value} (of {total}, {elements})"
-    if name == "within":
-        low, high = arguments[1], arguments[2]
-        allowed = keywords.get("allow", arguments[3] if len(arguments) > 3 else ())
-        sentinels = f" or {show(allowed)}" if allowed != () else ""
-        return observed, f"{show(low)} <= {argument} < {_with_name(node.args[2], high)}{sentinels}", argument
-    return observed, "finite values" if name == "finite" else ast.unparse(node), argument
+def _at_item(number: int, loop: ast.GeneratorExp) -> str:
+    return f"at item {number} of {_sequence(loop)}"
 
 
-def _with_name(node: ast.expr, value: Any) -> str:
-    return show(value) if isinstance(node, ast.Constant) else f"{show(value)} ({ast.unparse(node)})"
+def _sequence(loop: ast.GeneratorExp) -> str:
+    return ast.unparse(loop.generators[0].iter)
 
 
-def _operands(nodes: list[ast.expr], values: Values) -> str:
-    """`D % 2 = 1, H = 8`: every operand that is not a constant, with its value."""
-    seen: dict[str, str] = {}
-    for node in nodes:
-        if isinstance(node, ast.Constant) or (isinstance(node, ast.Name) and node.id in _CONSTANT_NAMES):
-            continue
-        for text, value in _shown(node, values):
-            seen.setdefault(text, value)
-    return ", ".join(f"{text} = {value}" for text, value in seen.items()) or "the condition is false"
+def _operands(nodes: list[ast.expr], values: Values) -> list[str]:
+    """`D % 2 = 1`, `H = 8`: every operand that is not a constant, with its value."""
+    return [
+        shown
+        for node in nodes
+        if not isinstance(node, ast.Constant) and not (isinstance(node, ast.Name) and node.id in _CONSTANT_NAMES)
+        for shown in _shown(node, values)
+    ]
 
 
-def _shown(node: ast.expr, values: Values) -> list[tuple[str, str]]:
+def _shown(node: ast.expr, values: Values) -> list[str]:
     try:
-        if path_of(node) is not None:
-            return [(ast.unparse(node), show(values.raw(node)))]
-        return [(ast.unparse(node), show(values.value_of(node)))]
+        value = values.raw(node) if path_of(node) is not None else values.value_of(node)
+        shown = [f"{ast.unparse(node)} = {show(value)}{elements.place(node, values)}"]
     except (*INAPPLICABLE, Broken):
         return []
+    # Of `highest(ids) // page`, where the highest stands.
+    return shown + [text for call in _value_calls(node, values) if call is not node for text in _shown(call, values)]
+
+
+def _value_calls(node: ast.expr, values: Values) -> Iterator[ast.Call]:
+    """The value functions whose values went into an operand."""
+    match node:
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            yield from _value_calls(body if values.value_of(test) else orelse, values)
+        case ast.BinOp(left=left, right=right):
+            yield from _value_calls(left, values)
+            yield from _value_calls(right, values)
+        case ast.UnaryOp(operand=operand):
+            yield from _value_calls(operand, values)
+        case ast.Call(func=ast.Name(id=name)) if name in functions.LOCATORS:
+            yield node
+        case ast.Call(args=arguments):
+            for argument in arguments:
+                yield from _value_calls(argument, values)
 
 
 _CONSTANT_NAMES: frozenset[str] = frozenset({"floating", "half", "integer", "boolean", "complexes", "any"})

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from llm_op_guard.contract.model import Like, Path
+from llm_op_guard.contract.model import Like
+from llm_op_guard.contract.path import Path
 from llm_op_guard.guard.expression_source import ExpressionWriter
 from llm_op_guard.guard.names import Names
-from llm_op_guard.guard.plan import Given, Plan, Step, never_both, sure
+from llm_op_guard.guard.plan import Plan, never_both, sure
+from llm_op_guard.guard.steps import Given, Match, Step
 
 
 class Draft:
@@ -31,7 +33,8 @@ class Draft:
         self._models = {
             alternative.path
             for step in plan.steps
-            for alternative in (step.type.alternatives if step.type is not None else ())
+            if isinstance(step, Match)
+            for alternative in step.type.alternatives
             if isinstance(alternative, Like)
         }
 
@@ -63,23 +66,22 @@ class Draft:
         yield "except _inapplicable:"
         yield "    pass"
 
-    def is_tested(self, step: Step) -> bool:
+    def is_tested(self, step: Match) -> bool:
         """Whether a branch that a step stands in has asked already whether its value is a tensor."""
         return any(given.value is True and step.path in self.tested.get(given.name, ()) for given in step.given)
 
-    def has_shape(self, step: Step) -> bool:
+    def has_shape(self, step: Match) -> bool:
         """Whether a branch that a step stands in has kept the shape of its value."""
         return any(given.value is True and step.path in self.shapes.get(given.name, ()) for given in step.given)
 
-    def keeps_aspects(self, step: Step) -> bool:
+    def keeps_aspects(self, step: Match) -> bool:
         """Whether dtype, shape and device of what a step declares are read once and kept for another to be like."""
-        alternatives = step.type.alternatives if step.type is not None else ()
-        return step.path in self._models and step.certain and len(alternatives) == 1
+        return step.path in self._models and step.certain and len(step.type.alternatives) == 1
 
     def has_aspects(self, path: Path, given: tuple[Given, ...]) -> bool:
         """Whether a step that keeps them has run wherever these facts hold."""
         return any(
-            step.kind == "match" and step.path == path and self.keeps_aspects(step) and set(step.given) <= set(given)
+            isinstance(step, Match) and step.path == path and self.keeps_aspects(step) and set(step.given) <= set(given)
             for step in self.done
         )
 
@@ -88,7 +90,7 @@ class Draft:
 
         It has one too when both branches of a test that always comes out give it.
         """
-        known = set(self.plan.known) if self.plan.after_call else set()
+        known = frozenset(self.plan.known if self.plan.after_call else ())
         if sure(name, given, self.done, known):
             return True
         here = set(given)
@@ -105,12 +107,6 @@ class Draft:
         if self.plan.after_call and symbol in self.plan.known:
             return False
         return not any(symbol in other.gives and not never_both(other.given, step.given) for other in self.done)
-
-
-def path_of_step(step: Step) -> Path:
-    """The path that a step declares or reads."""
-    assert step.path is not None
-    return step.path
 
 
 def steps_source(path: Path) -> str:

@@ -8,10 +8,12 @@ from functools import cache
 from typing import Any
 
 from llm_op_guard.contract.expressions import LOOPS
-from llm_op_guard.contract.model import DtypeName, DtypeSet, Expr, Path, path_of
+from llm_op_guard.contract.model import DtypeName, DtypeSet, Expr
+from llm_op_guard.contract.path import Path, path_of
 from llm_op_guard.contract.vocabulary import DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, RAW_KINDS, dtype_names
 from llm_op_guard.guard import functions
 from llm_op_guard.guard.asked import Answers
+from llm_op_guard.guard.memory import Identity
 from llm_op_guard.guard.reading import (
     INAPPLICABLE,
     UNSET,
@@ -350,13 +352,15 @@ def dtype_values(dtype: DtypeName | DtypeSet) -> Any:
 
 def show(value: Any) -> str:
     """A value for a message: sizes, dtypes, devices and numbers; texts and objects only by kind."""
+    if isinstance(value, Identity):
+        return str(value)
     if is_a(value, str):
         return f"a text of {len(value)} characters"
     if isinstance(value, tuple):
         return f"({', '.join(show(part) for part in value)}{',' if len(value) == 1 else ''})"
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         return f"an integer of {value.bit_length()} bits"  # Python refuses to write very long ones
-    if value is None or isinstance(value, bool | int | float):
+    if value is None or isinstance(value, bool | int | float) or type(value) is complex:
         return str(value)
     if is_tensor(value):
         return f"{show(value.dtype)}[{', '.join(map(str, value.shape))}]"

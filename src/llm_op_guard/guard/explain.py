@@ -29,7 +29,7 @@ from llm_op_guard.contract.model import (
     Leaf,
     Like,
     ListType,
-    Path,
+    Remember,
     Require,
     Rest,
     RestOf,
@@ -39,6 +39,7 @@ from llm_op_guard.contract.model import (
     TupleType,
     Type,
 )
+from llm_op_guard.contract.path import Path
 from llm_op_guard.guard.asked import Answers
 from llm_op_guard.guard.bind import LONGEST_LIST, Bindings, aligned, committed, dtype_fits, fits, symbols_of
 from llm_op_guard.guard.describe import (
@@ -445,7 +446,7 @@ class _Explanation:
 
     def _violation(self, fault: _Fault) -> Violation:
         statement = fault.clause.statement
-        reason = None if isinstance(statement, Assign) or fault.is_test else statement.reason
+        reason = None if isinstance(statement, Assign | Remember) or fault.is_test else statement.reason
         bindings = [
             Binding(name, show(self.values.symbols[name]), self.bindings.seen_at(name))
             for name in self.contract.symbols

@@ -8,19 +8,12 @@ from collections.abc import Callable
 from typing import Literal
 
 from llm_op_guard.contract.expressions import LOOPS, names_in
-from llm_op_guard.contract.model import (
-    DtypeSet,
-    Expr,
-    Like,
-    NoneType,
-    Path,
-    ScalarType,
-    TensorType,
-    path_of,
-)
+from llm_op_guard.contract.model import DtypeSet, Expr, Like, NoneType, ScalarType, TensorType
+from llm_op_guard.contract.path import Path, path_of
 from llm_op_guard.contract.vocabulary import DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, RAW_KINDS
 from llm_op_guard.guard.names import Names
-from llm_op_guard.guard.plan import Given, Plan, Step
+from llm_op_guard.guard.plan import Plan
+from llm_op_guard.guard.steps import Given, Match, Step
 
 Kind = Literal["number", "other"]
 
@@ -89,10 +82,7 @@ class ExpressionWriter:
         """The alternatives that a path can be here; it is one of them."""
         found: list[object] = []
         facts = {g.name: g.value for g in self.given}
-        for step in self.done:
-            if step.kind != "match" or step.path != path or not step.certain or not set(step.given) <= set(self.given):
-                continue
-            assert step.type is not None
+        for step in self._declarations(path):
             if step.fact is None:
                 found.append(step.type.alternatives[0])
             elif step.fact in facts:
@@ -100,6 +90,15 @@ class ExpressionWriter:
             elif path in self._present:
                 found += [a for a in step.type.alternatives if not isinstance(a, NoneType)]
         return found
+
+    def _declarations(self, path: Path) -> list[Match]:
+        """The certain declarations of a path that hold wherever this step runs."""
+        here = set(self.given)
+        return [
+            step
+            for step in self.done
+            if isinstance(step, Match) and step.path == path and step.certain and set(step.given) <= here
+        ]
 
     def _hoist_presence(self, node: ast.expr) -> None:
         """Test an optional argument for None up front when it is the first thing that an expression reads.
@@ -113,21 +112,12 @@ class ExpressionWriter:
         owner = path if as_tensor else Path(path.root, path.steps[:-1])
         if owner.steps or not (as_tensor or isinstance(read, ast.Attribute)):
             return
-        declared = [
-            step.type
-            for step in self.done
-            if step.kind == "match"
-            and step.path == owner
-            and step.certain
-            and step.type
-            and set(step.given) <= set(self.given)
-        ]
-        optional = any(isinstance(a, NoneType) for t in declared for a in t.alternatives)
-        if not as_tensor and not optional:
+        declared = [alternative for step in self._declarations(owner) for alternative in step.type.alternatives]
+        others = [a for a in declared if not isinstance(a, NoneType)]
+        if not as_tensor and len(others) == len(declared):
             return
         if not self.is_tensor(owner):
             self.hoisted.append(self.names.own(owner.root))
-            others = [a for t in declared for a in t.alternatives if not isinstance(a, NoneType)]
             if others and all(isinstance(a, TensorType | Like) for a in others):
                 self._present.add(owner)
 

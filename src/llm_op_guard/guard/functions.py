@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from llm_op_guard.contract.solve import Undo
+from llm_op_guard.guard import memory
 from llm_op_guard.guard.reading import Broken, NotApplicable, is_tensor, shape_of
 
 # Larger results stand for no size, bound or count, and could take all memory.
@@ -227,15 +229,36 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "largest": largest_number,
     "arch": arch,
     "version": version,
+    "recall": memory.recall,
+    "identity": memory.identity,
 }
 
-# For a broken value rule: where the first offending element is, what it is, how many there are.
-Locator = Callable[..., tuple[tuple[int, ...], Any, int]]
+
+@dataclass(frozen=True)
+class Element:
+    """One element of an argument of a value function, by the argument's published name; of a row, its index only."""
+
+    argument: str
+    index: tuple[int, ...]
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where a value rule is broken, or a value stands: the first element, row or pair; how many such, of how many."""
+
+    elements: tuple[Element, ...]
+    count: int
+    total: int
+
+
+# Of the arguments of a value function; None where there is nothing to point to.
+Locator = Callable[..., Located | None]
 LOCATORS: dict[str, Locator] = {}
 
 
 def register(name: str, implementation: Callable[..., Any], locator: Locator | None = None) -> None:
-    """Give a function of the language its implementation and, for a value rule, what finds the offending element."""
+    """Give a function of the language its implementation and, for a value function, what finds the element meant."""
     IMPLEMENTATIONS[name] = implementation
     if locator is not None:
         LOCATORS[name] = locator

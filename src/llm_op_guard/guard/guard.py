@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
 from typing import Any, Protocol
 
-from llm_op_guard.contract.model import Contract, CostClass, Path, Require
+from llm_op_guard.contract.model import Contract, CostClass, Require
+from llm_op_guard.contract.path import Path
 from llm_op_guard.errors import GuardError, GuardInternalWarning, GuardWarning
 from llm_op_guard.guard.compile import compile_check
 from llm_op_guard.guard.context import any_beyond
 from llm_op_guard.guard.explain import explain
 from llm_op_guard.guard.interpret import interpreted_check, interpreted_check_after, is_interpreted
+from llm_op_guard.guard.memory import distrust
 from llm_op_guard.guard.plan import Plan, plan_check
 from llm_op_guard.guard.reading import Snapshot, is_tracing
 from llm_op_guard.guard.source import CheckSource, check_source
@@ -73,8 +75,8 @@ class Guard:
 
     @property
     def classes(self) -> frozenset[CostClass]:
-        """The cost classes that the contract has rules of."""
-        return frozenset(rule.cost_class for rule in self.contract.rules)
+        """The cost classes that the contract has something of: rules, or facts to remember."""
+        return frozenset(clause.cost_class for clause in self.contract.clauses)
 
     def checks(self, classes: Iterable[CostClass]) -> tuple[Callable[..., Any], Callable[..., None] | None]:
         """The check before the call and the one after it, for the rules of these classes; compiled once.
@@ -129,6 +131,7 @@ class Guard:
             "_tally": self._tally or _nothing,
             "_lets_through": constant(self._lets_through_traced),
             "_comptime": comptime,
+            "_distrust": lambda _: distrust(name for _, names in plan.forgets for name in names),
             "_tell": teller(lambda local: outcome.traced(source, local)),
         }
         return compile_check(source, f"{self.operator}{' result' if plan.after_call else ''}", hooks)

@@ -6,15 +6,19 @@ compiled check by an order of magnitude, and right by definition. They step asid
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from llm_op_guard.contract.model import Contract, CostClass, ListType, Path, Type
+from llm_op_guard.contract.model import Contract, CostClass, ListType, Remember, Type
+from llm_op_guard.contract.path import Path
 from llm_op_guard.contract.walk import declared_types, paths_in_type
 from llm_op_guard.errors import GuardError
 from llm_op_guard.guard.bind import Bindings
 from llm_op_guard.guard.explain import explain
-from llm_op_guard.guard.reading import is_tracing, kept, snapshot
+from llm_op_guard.guard.memory import forget, remember
+from llm_op_guard.guard.plan import forgotten
+from llm_op_guard.guard.reading import INAPPLICABLE, Broken, is_tracing, kept, path_value, snapshot
 
 # What answers for a call that is not accepted: (arguments or result, …) → the error to raise, if any.
 Failed = Callable[[Any], GuardError | None]
@@ -33,7 +37,9 @@ def interpreted_check(
     contract: Contract, parameters: tuple[str, ...], classes: frozenset[CostClass], failed: Failed
 ) -> Callable[..., Any]:
     """The check before the call: takes the parameters, returns what the check after it needs."""
-    later = any(clause.after_call for clause in contract.clauses if clause.cost_class in classes)
+    judged = [clause for clause in contract.clauses if clause.cost_class in classes]
+    later = any(clause.after_call for clause in judged)
+    forgets = list(forgotten(judged))
 
     def check(*arguments: Any) -> Any:
         if is_tracing():
@@ -46,6 +52,8 @@ def interpreted_check(
             accepted, state = False, None
         if not accepted and (error := failed(arguments)) is not None:
             raise error
+        for path, names in forgets:
+            forget(path_value(given.get(path.root), *path.steps), names)
         return state
 
     return check
@@ -65,10 +73,30 @@ def interpreted_check_after(
             accepted = not explain(contract, given, classes=classes, after_call=True, known=known, at_entry=at_entry)
         except Exception:
             accepted = False
-        if not accepted and (error := failed((result, state, arguments))) is not None:
+        if accepted:
+            for owner, names, facts in facts_to_keep(contract, given, classes, known):
+                remember(owner, names, facts)
+        elif (error := failed((result, state, arguments))) is not None:
             raise error
 
     return check
+
+
+def facts_to_keep(
+    contract: Contract, arguments: Mapping[str, Any], classes: frozenset[CostClass], known: Mapping[str, Any]
+) -> Iterator[tuple[Any, tuple[str, ...], dict[str, Any]]]:
+    """What the statements `remember` of a contract keep after a call: of which object, which names, what is known."""
+    bindings = Bindings(contract, list(contract.clauses), arguments, known, after_call=True)
+    bindings.collect()
+    for clause in contract.clauses:
+        statement = clause.statement
+        if isinstance(statement, Remember) and clause.cost_class in classes and bindings.applies(clause):
+            facts = {}
+            for name, expr in statement.facts:
+                with contextlib.suppress(*INAPPLICABLE, Broken):
+                    facts[name] = bindings.values.evaluate(expr)
+            owner = path_value(arguments.get(statement.path.root), *statement.path.steps)
+            yield owner, tuple(name for name, _ in statement.facts), facts
 
 
 def _state(contract: Contract, given: dict[str, Any], arguments: tuple[Any, ...], classes: frozenset[CostClass]) -> Any:

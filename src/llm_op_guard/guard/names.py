@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from llm_op_guard.contract.model import Dtype, DtypeName, DtypeSet, Path
+from llm_op_guard.contract.model import Dtype, DtypeName, DtypeSet
+from llm_op_guard.contract.path import Path
 from llm_op_guard.guard.plan import Plan
 
 # Builtins that the generated source uses; a parameter or symbol of that name gets another one there.

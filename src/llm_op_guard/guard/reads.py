@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from llm_op_guard.contract.model import Contract, Path, path_of
+from llm_op_guard.contract.model import Contract
+from llm_op_guard.contract.path import Path, path_of
 from llm_op_guard.contract.vocabulary import FUNCTIONS, TENSOR_ATTRIBUTES
 
 _SHAPE = {"shape": "shape", "ndim": "shape", "dtype": "dtype", "device": "device"}

@@ -12,16 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from llm_op_guard.contract.model import (
-    Assign,
-    DtypeName,
-    DtypeSet,
-    Require,
-)
-from llm_op_guard.guard.draft import Draft, comment, indented, path_of_step, steps_source
+from llm_op_guard.contract.model import DtypeName, DtypeSet
+from llm_op_guard.contract.path import Path
+from llm_op_guard.guard.draft import Draft, comment, indented, steps_source
 from llm_op_guard.guard.expression_source import ExpressionWriter
 from llm_op_guard.guard.names import Names
-from llm_op_guard.guard.plan import Given, Plan, Step
+from llm_op_guard.guard.plan import Plan
+from llm_op_guard.guard.steps import Agree, Decide, Demand, Given, Keep, Let, Match, Read, Solve, Step, Telling
 from llm_op_guard.guard.type_source import TypeWriter
 
 CHECK = "check"
@@ -65,10 +62,10 @@ class _CheckWriter:
             lines = list(self._step(step))
             self.draft.done.append(step)
             if lines:
-                blocks.append((step.clause.cost_class == "B", (step.given, lines)))
-        metadata = list(self._nested([block for costly, block in blocks if not costly]))
-        values = list(self._nested([block for costly, block in blocks if costly]))
-        body = metadata + (["if not _tracing():", *indented(values)] if values else [])
+                blocks.append((step.clause.cost_class == "B" or step.clause.eager, (step.given, lines)))
+        always = list(self._nested([block for untraced, block in blocks if not untraced]))
+        untraced = [*self._nested([block for untraced, block in blocks if untraced]), *self._forgets()]
+        body = always + (["if not _tracing():", *indented(untraced)] if untraced else [])
         return "\n".join([*self._head(), *indented(self._frame(body)), ""])
 
     def _head(self) -> Iterator[str]:
@@ -87,7 +84,11 @@ class _CheckWriter:
             arguments = f"(result, state, {arguments})"
         if any("_Tensor" in line for line in body):
             yield "if _jit_state() is not None:"
+            yield from indented(self._forgets())
             yield "    return None"
+        if self.plan.forgets:
+            yield "if _tracing():"
+            yield "    _comptime()(_distrust)"
         for name in sorted(self.draft.maybe - set(self.plan.known) if self.plan.after_call else self.draft.maybe):
             yield f"{self.draft.names.own(name)} = None"
         if self.draft.doubts:
@@ -116,6 +117,7 @@ class _CheckWriter:
         yield f"_error = _failed({arguments})"
         yield "if _error is not None:"
         yield "    raise _error"
+        yield from self._forgets()
         yield "return None"
 
     def _state(self) -> Iterator[str]:
@@ -127,6 +129,14 @@ class _CheckWriter:
             *map(self.draft.names.own, self.plan.hands_on),
         ]
         yield f"_state = ({''.join(f'{part}, ' for part in parts)})"
+
+    def _forgets(self) -> Iterator[str]:
+        for path, names in self.plan.forgets:
+            yield f"_forget({self._at(path)}, {names!r})"
+
+    def _at(self, path: Path) -> str:
+        root = self.draft.names.own(path.root)
+        return f"_path_value({root}{steps_source(path)})" if path.steps else root
 
     def _nested(self, blocks: list[Block]) -> Iterator[str]:
         """Blocks under their conditions; neighbours share those that they have in common."""
@@ -142,48 +152,39 @@ class _CheckWriter:
             yield from (("    " * len(opened)) + line for line in lines)
 
     def _condition(self, fact: Given) -> str:
-        step = next(s for s in self.plan.steps if s.fact == fact.name)
-        match step.kind:
-            case "test":
+        match next(s for s in self.plan.steps if isinstance(s, Telling) and s.fact == fact.name):
+            case Decide():
                 case = self.draft.names.case(fact.name)
                 if fact.value:
                     return case
                 return f"not {case}" if fact.name in self.draft.decided else f"{case} is False"
-            case "read":
-                absent = "_unset" if path_of_step(step).steps else "None"
-                return f"{self.draft.names.path(path_of_step(step))} is not {absent}"
-            case _:
-                return f"{self.draft.names.kind(path_of_step(step))} == {fact.value}"
+            case Read(path=path):
+                return f"{self.draft.names.path(path)} is not {'_unset' if path.steps else 'None'}"
+            case Match(path=path):
+                return f"{self.draft.names.kind(path)} == {fact.value}"
 
     # ------------------------------------------------------------ steps
 
     def _step(self, step: Step) -> Iterator[str]:
-        match step.kind:
-            case "test":
-                yield from self._test(step)
-            case "read":
-                path = path_of_step(step)
-                if path.steps:
-                    root = self.draft.names.own(path.root)
-                    reader = (
-                        "_attribute_or_unset"
-                        if len(path.steps) == 1 and isinstance(path.steps[0], str)
-                        else "_path_value"
-                    )
-                    yield f"{self.draft.names.path(path)} = {reader}({root}{steps_source(path)})"
-            case "match":
-                yield from self.types.match(step)
-            case "solve":
-                yield from self.types.solve(step)
-            case "agree":
-                yield from self.types.agree(step)
-            case "let":
-                yield from self._let(step)
-            case "require":
-                yield from self._require(step)
+        match step:
+            case Decide():
+                return self._decide(step)
+            case Read(path=path):
+                return self._read(path)
+            case Match():
+                return self.types.match(step)
+            case Solve():
+                return self.types.solve(step)
+            case Agree():
+                return self.types.agree(step)
+            case Let():
+                return self._let(step)
+            case Demand():
+                return self._demand(step)
+            case Keep():
+                return self._keep(step)
 
-    def _test(self, step: Step) -> Iterator[str]:
-        assert step.test is not None and step.fact is not None
+    def _decide(self, step: Decide) -> Iterator[str]:
         writer = self.draft.writer(step)
         writer.lazy = True
         # Where nothing hangs on the test being false, it may as well be false as not apply.
@@ -200,9 +201,15 @@ class _CheckWriter:
             self.draft.decided.add(step.fact)
             yield f"{case} = {code}"
 
-    def _let(self, step: Step) -> Iterator[str]:
-        statement = step.clause.statement
-        assert isinstance(statement, Assign)
+    def _read(self, path: Path) -> Iterator[str]:
+        if path.steps:
+            one = len(path.steps) == 1 and isinstance(path.steps[0], str)
+            reader = "_attribute_or_unset" if one else "_path_value"
+            root = self.draft.names.own(path.root)
+            yield f"{self.draft.names.path(path)} = {reader}({root}{steps_source(path)})"
+
+    def _let(self, step: Let) -> Iterator[str]:
+        statement = step.statement
         writer = self.draft.writer(step)
         writer.lazy = True
         code = writer.raw(statement.expr.node)
@@ -216,13 +223,21 @@ class _CheckWriter:
         yield comment(statement.text)
         yield from ("try:", f"    {target} = {code}", "except _inapplicable:", "    pass")
 
-    def _require(self, step: Step) -> Iterator[str]:
-        statement = step.clause.statement
-        assert isinstance(statement, Require)
+    def _demand(self, step: Demand) -> Iterator[str]:
         writer = self.draft.writer(step)
-        yield comment(statement.id)
-        broken = negated(statement.expr.node, writer)
+        yield comment(step.statement.id)
+        broken = negated(step.statement.expr.node, writer)
         yield from self.draft.judged(step, broken, writer)
+
+    def _keep(self, step: Keep) -> Iterator[str]:
+        yield comment(step.statement.text)
+        yield "_facts = {}"
+        for name, expr in step.statement.facts:
+            writer = self.draft.writer(step)
+            writer.lazy = True
+            yield from ("try:", f"    _facts[{name!r}] = {writer.value(expr.node)}", "except _unjudged:", "    pass")
+        names = tuple(name for name, _ in step.statement.facts)
+        yield f"_remember({self._at(step.statement.path)}, {names!r}, _facts)"
 
 
 def _is_truth(node: ast.expr) -> bool:

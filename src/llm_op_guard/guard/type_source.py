@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from llm_op_guard.contract.model import (
     AnySize,
-    Declare,
     DeviceOf,
     DeviceSymbol,
     DeviceType,
@@ -19,7 +18,6 @@ from llm_op_guard.contract.model import (
     Like,
     LiteralType,
     NoneType,
-    Path,
     Rest,
     RestOf,
     ScalarType,
@@ -29,10 +27,10 @@ from llm_op_guard.contract.model import (
     TupleType,
     dim_symbol,
 )
-from llm_op_guard.contract.solve import inverse
-from llm_op_guard.guard.draft import Draft, comment, indented, path_of_step, steps_source
+from llm_op_guard.contract.path import Path
+from llm_op_guard.guard.draft import Draft, comment, indented, steps_source
 from llm_op_guard.guard.expression_source import atom
-from llm_op_guard.guard.plan import Step, directly_checked, late_device, late_dtype
+from llm_op_guard.guard.steps import Agree, Match, Solve, directly_checked, late_device, late_dtype
 
 
 class TypeWriter:
@@ -41,12 +39,9 @@ class TypeWriter:
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
 
-    def match(self, step: Step) -> Iterator[str]:
+    def match(self, step: Match) -> Iterator[str]:
         """Find the alternative that fits, and bind or compare what the value itself tells."""
-        assert step.path is not None and step.type is not None
         value = self.draft.names.path(step.path)
-        statement = step.clause.statement
-        assert isinstance(statement, Declare)
         yield comment(f"{step.path}: {step.type.text}")
         alternatives = step.type.alternatives
         if len(alternatives) == 1:
@@ -70,8 +65,7 @@ class TypeWriter:
             yield f"    {kind} = -1"
         yield f"    {self.draft.fail(step)}"
 
-    def _match_only(self, step: Step, value: str) -> Iterator[str]:
-        assert step.type is not None and step.path is not None
+    def _match_only(self, step: Match, value: str) -> Iterator[str]:
         only = step.type.alternatives[0]
         tensor = isinstance(only, TensorType | Like)
         misfit = f"not isinstance({value}, _Tensor)" if tensor else f"not {self._fits(only, value)}"
@@ -139,15 +133,14 @@ class TypeWriter:
             names.append(dtype.name)
         return self.draft.names.dtypes(tuple(d for d in tensor.dtypes if isinstance(d, DtypeName | DtypeSet)))
 
-    def _observe(self, step: Step, tensor: TensorType, value: str, *, ranked: bool) -> Iterator[str]:
+    def _observe(self, step: Match, tensor: TensorType, value: str, *, ranked: bool) -> Iterator[str]:
         """Bind and compare what the tensor itself tells: sizes, dtype, device."""
-        assert step.type is not None
         read = {aspect: f"{value}.{aspect}" for aspect in ("dtype", "shape", "device")}
         if self.draft.has_shape(step):
-            read["shape"] = self.draft.names.aspect(path_of_step(step), "shape")
+            read["shape"] = self.draft.names.aspect(step.path, "shape")
         if self.draft.keeps_aspects(step):
             for aspect, code in read.items():
-                kept = self.draft.names.aspect(path_of_step(step), aspect)
+                kept = self.draft.names.aspect(step.path, aspect)
                 if kept != code:
                     yield f"{kept} = {code}"
                 read[aspect] = kept
@@ -166,7 +159,7 @@ class TypeWriter:
             yield f"if {device}.type not in {kinds!r}:"
             yield f"    {self.draft.fail(step)}"
 
-    def _observe_sizes(self, step: Step, tensor: TensorType, shape: str, ranked: bool) -> Iterator[str]:
+    def _observe_sizes(self, step: Match, tensor: TensorType, shape: str, ranked: bool) -> Iterator[str]:
         dims = tensor.dims
         if dims is None:
             return
@@ -179,7 +172,7 @@ class TypeWriter:
         later: list[str] = []
         bound_here: set[str] = set()
         for axis, dim in enumerate(dims):
-            local = self.draft.names.size(path_of_step(step), axis)
+            local = self.draft.names.size(step.path, axis)
             target = local
             match dim:
                 case AnySize():
@@ -212,13 +205,13 @@ class TypeWriter:
         name = dim_symbol(dim)
         return name if name is not None and name in self.draft.contract.symbols else None
 
-    def _sight(self, step: Step, symbol: str, seen: str, *, cast: bool = False) -> Iterator[str]:
+    def _sight(self, step: Match, symbol: str, seen: str, *, cast: bool = False) -> Iterator[str]:
         if self.draft.first(step, symbol):
             yield f"{self.draft.names.own(symbol)} = {seen}"
         else:
             yield from self._compared(step, symbol, seen, surely=False, cast=cast)
 
-    def _compared(self, step: Step, symbol: str, seen: str, *, surely: bool, cast: bool = False) -> list[str]:
+    def _compared(self, step: Match, symbol: str, seen: str, *, surely: bool, cast: bool = False) -> list[str]:
         own = self.draft.names.own(symbol)
         differ = [f"    {self.draft.fail(step)}"]
         if cast and step.certain:
@@ -232,7 +225,7 @@ class TypeWriter:
         self.draft.maybe.add(symbol)
         return [f"if {own} is None:", f"    {own} = {seen}", f"elif {seen} != {own}:", *differ]
 
-    def _like(self, step: Step, other: Path, value: str) -> Iterator[str]:
+    def _like(self, step: Match, other: Path, value: str) -> Iterator[str]:
         aspects = ("dtype", "shape", "device")
         setup: list[str] = []
         guard = ""
@@ -250,7 +243,7 @@ class TypeWriter:
         yield f"if {guard}({unlike}):" if guard else f"if {unlike}:"
         yield f"    {self.draft.fail(step)}"
 
-    def _model(self, step: Step, path: Path) -> tuple[list[str], str, bool]:
+    def _model(self, step: Match | Agree, path: Path) -> tuple[list[str], str, bool]:
         """How to get at a tensor to compare with: lines before, its name, whether the name may be None."""
         if self.draft.plan.after_call and path.root != "result":
             return [], self.draft.names.snapshot(path), True
@@ -259,13 +252,12 @@ class TypeWriter:
         local = self.draft.names.model(path)
         return [f"{local} = _tensor_at({self.draft.names.own(path.root)}{steps_source(path)})"], local, True
 
-    def solve(self, step: Step) -> Iterator[str]:
+    def solve(self, step: Solve) -> Iterator[str]:
         """Get a symbol that nothing else has told out of a dimension expression."""
-        assert isinstance(step.dim, Size) and step.symbol and step.axis is not None
         writer = self.draft.writer(step)
         writer.lazy = True
-        code = self.draft.names.size(path_of_step(step), step.axis)
-        for undo in inverse(step.dim.expr.node, step.symbol) or ():
+        code = self.draft.names.size(step.path, step.axis)
+        for undo in step.undo:
             operand = "None" if undo.operand is None else writer.value(undo.operand)
             code = f"_undo({undo.undo!r}, {code}, {operand})"
         self.draft.maybe.add(step.symbol)
@@ -279,19 +271,18 @@ class TypeWriter:
         yield "    except _inapplicable:"
         yield "        pass"
 
-    def agree(self, step: Step) -> Iterator[str]:
+    def agree(self, step: Agree) -> Iterator[str]:
         """Compare what could not be compared before other names were known."""
-        assert step.path is not None and step.tensor is not None
         tensor, value = step.tensor, self.draft.names.path(step.path)
         if late_dtype(tensor):
-            yield from self._agree_dtype(step, tensor, value)
+            yield from self._agree_dtype(step, value)
         for axis, dim in enumerate(tensor.dims or ()):
             if isinstance(dim, Size | SizeOneOf | RestOf) and not directly_checked(dim, self.draft.contract):
-                yield from self._agree_size(step, dim, self.draft.names.size(path_of_step(step), axis))
+                yield from self._agree_size(step, dim, self.draft.names.size(step.path, axis))
         if late_device(tensor):
-            yield from self._agree_device(step, tensor, value)
+            yield from self._agree_device(step, value)
 
-    def _agree_size(self, step: Step, dim: Dim, local: str) -> Iterator[str]:
+    def _agree_size(self, step: Agree, dim: Dim, local: str) -> Iterator[str]:
         writer = self.draft.writer(step)
         match dim:
             case Size(expr=expr):
@@ -309,13 +300,14 @@ class TypeWriter:
                 return
         yield from self.draft.judged(step, broken, writer)
 
-    def _agree_dtype(self, step: Step, tensor: TensorType, value: str) -> Iterator[str]:
+    def _agree_dtype(self, step: Agree, value: str) -> Iterator[str]:
         tests: list[str] = []
-        fixed = tuple(d for d in tensor.dtypes if isinstance(d, DtypeName | DtypeSet))
+        dtypes = step.tensor.dtypes
+        fixed = tuple(d for d in dtypes if isinstance(d, DtypeName | DtypeSet))
         writer = self.draft.writer(step)
         if fixed:
             tests.append(f"{value}.dtype not in {self.draft.names.dtypes(fixed)}")
-        for dtype in tensor.dtypes:
+        for dtype in dtypes:
             if isinstance(dtype, DtypeSymbol):
                 tests.append(_other_dtype(f"{value}.dtype", writer.value(ast.Name(dtype.name))))
             elif isinstance(dtype, DtypeOf):
@@ -325,13 +317,14 @@ class TypeWriter:
                 tests.append(_other_dtype(f"{value}.dtype", f"{model}.dtype"))
         yield from self.draft.judged(step, " and ".join(tests), writer)
 
-    def _agree_device(self, step: Step, tensor: TensorType, value: str) -> Iterator[str]:
+    def _agree_device(self, step: Agree, value: str) -> Iterator[str]:
         tests: list[str] = []
+        devices = step.tensor.devices or ()
         writer = self.draft.writer(step)
-        kinds = tuple(d.name for d in tensor.devices or () if isinstance(d, DeviceType))
+        kinds = tuple(d.name for d in devices if isinstance(d, DeviceType))
         if kinds:
             tests.append(f"{value}.device.type not in {kinds!r}")
-        for device in tensor.devices or ():
+        for device in devices:
             if isinstance(device, DeviceSymbol):
                 tests.append(f"{value}.device != {writer.value(ast.Name(device.name))}")
             elif isinstance(device, DeviceOf):

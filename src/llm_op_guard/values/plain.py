@@ -1,6 +1,8 @@
 """The plain definitions of the value functions: what each of them means, before anything makes it fast.
 
-Every function raises NotApplicable on a tensor whose values cannot be read here and now (`require_readable`).
+Every function raises NotApplicable on a tensor whose values cannot be read here and now (`require_readable`). A rule
+about elements is defined by where it is broken, which `locate` asks as well: `not_finite`, `outside`, `falling`,
+`dead_rows` and so on give a bool tensor on the device of the values.
 """
 
 from __future__ import annotations
@@ -36,14 +38,12 @@ def require_readable(x: Any) -> None:
 
 def finite(x: Any) -> bool:
     """No element is NaN or infinite; true for integers and for an empty tensor."""
-    require_readable(x)
-    return not _not_finite(x).any()
+    return not not_finite(x).any()
 
 
 def within(x: Any, low: Any, high: Any, allow: Any = ()) -> bool:
     """Every element is at least `low` and below `high`, or is one of the sentinels in `allow`; true when empty."""
-    require_readable(x)
-    return not _outside(x, low, high, allow).any()
+    return not outside(x, low, high, allow).any()
 
 
 def lowest(x: Any) -> Any:
@@ -63,92 +63,73 @@ def absmax(x: Any) -> Any:
 
 def first(x: Any) -> Any:
     """The first element in row order; raises NotApplicable for an empty tensor."""
-    return _element(x, 0)
+    return _corner(x, 0)
 
 
 def last(x: Any) -> Any:
     """The last element in row order; raises NotApplicable for an empty tensor."""
-    return _element(x, -1)
+    return _corner(x, -1)
 
 
-def _element(x: Any, index: int) -> Any:
+def _corner(x: Any, index: int) -> Any:
     require_readable(x)
     if x.numel() == 0:
         raise NotApplicable
-    return x.detach().reshape(-1)[index].item()
+    return x.detach()[(index,) * x.ndim].item()
 
 
 def count(x: Any, value: Any) -> int:
     """How many elements equal the value."""
-    require_readable(x)
-    return int(_is_one_of(x, (value,)).sum())
+    return int((~other_than(x, value)).sum())
 
 
 def only(x: Any, *values: Any) -> bool:
     """Every element is one of the values; true when empty."""
-    require_readable(x)
-    return bool(_is_one_of(x, values).all())
+    return not other_than(x, *values).any()
 
 
 def nondecreasing(x: Any) -> bool:
-    """Along the last dimension no element is below the one before."""
-    require_readable(x)
-    if x.ndim == 0 or x.dtype.is_complex:
-        raise NotApplicable
-    y = _comparable(x)[0]
-    return bool((y[..., 1:] >= y[..., :-1]).all())
+    """Along the last dimension no element is below the one before; with NaN, which is not above anything, one is."""
+    return not falling(x).any()
 
 
 def unique(x: Any) -> bool:
-    """No element occurs twice."""
+    """No element occurs twice; NaN equals nothing."""
     require_readable(x)
-    ordered = _comparable(x)[0].reshape(-1).sort().values
+    ordered = comparable(x)[0].reshape(-1).sort().values
     return not (ordered[1:] == ordered[:-1]).any()
 
 
 def all_true(x: Any) -> bool:
     """Every element is true; holds for an empty tensor."""
-    require_readable(x)
-    return bool((x.detach() != 0).all())
+    return not false_elements(x).any()
 
 
 def any_per_row(x: Any) -> bool:
     """Along the last dimension some element is true."""
-    require_readable(x)
-    if x.ndim == 0:
-        raise NotApplicable
-    return bool((x.detach() != 0).any(dim=-1).all())
+    return not false_rows(x).any()
 
 
 def live_rows(mask: Any) -> bool:
     """Every row of an attention mask keeps a key.
 
-    In an additive mask a key is dropped at half the lowest number of its dtype or below: masks that were added up, or
-    scaled, are dropped too.
-    """
-    import torch  # noqa: PLC0415
+    A mask of bools or integers keeps what is not 0. An additive one drops what no bias is, -1e8 and below (in float16,
+    and in float8, half the lowest number and below: masks may have been added up, or scaled), and NaN. That covers
+    the lowest number of a dtype, -inf, and the -1e9 and -1e10 of EoMT and LongT5.
 
-    require_readable(mask)
-    if mask.ndim == 0:
-        raise NotApplicable
-    mask = mask.detach()
-    kept = mask > torch.finfo(mask.dtype).min / 2 if mask.dtype.is_floating_point else mask != 0
-    return bool(kept.any(dim=-1).all())
+    The -1e4 of BERT's descendants is no such number: ALiBi over tens of thousands of keys goes as low. But biases
+    differ from key to key where a mask writes one number, so that a row which is filled with one and the same number,
+    -9984 (what bfloat16 makes of -1e4) or below, keeps no key either. A row of one key is not judged so: it may be a
+    bias of queries, the same for all keys.
+    """
+    return not dead_rows(mask).any()
 
 
 def equal(a: Any, b: Any, where: Any = None) -> bool:
     """Of one shape and equal in every element, or in those where a third tensor is true."""
     require_readable(a)
     require_readable(b)
-    if a.shape != b.shape or a.device != b.device:
-        return False
-    same = a.detach() == b.detach()
-    if where is not None:
-        require_readable(where)
-        if where.shape != a.shape or where.device != a.device:
-            raise NotApplicable
-        same |= where.detach() == 0
-    return bool(same.all())
+    return a.shape == b.shape and a.device == b.device and not unequal(a, b, where).any()
 
 
 def negated(mask: Any) -> Any:
@@ -175,12 +156,7 @@ def positions_of(mask: Any) -> Any:
     return (mask.detach() != 0).long().cumsum(dim=-1) - 1
 
 
-def _is_one_of(x: Any, values: tuple[Any, ...]) -> Any:
-    """Where an element is one of the values: outside the empty range, with the values for sentinels."""
-    return ~_outside(x, 0, 0, values)
-
-
-# What the language calls each of them, and what finds the offending element where there is one.
+# What the language calls each of them.
 FUNCTIONS: dict[str, Any] = {
     "finite": finite,
     "within": within,
@@ -203,41 +179,101 @@ FUNCTIONS: dict[str, Any] = {
 }
 
 
-def locate_not_finite(x: Any) -> tuple[tuple[int, ...], Any, int]:
-    """The first element that is not finite: its index, its value, how many there are."""
-    require_readable(x)
-    return _first(x, _not_finite(x))
-
-
-def locate_outside(x: Any, low: Any, high: Any, allow: Any = ()) -> tuple[tuple[int, ...], Any, int]:
-    """The first element outside the range: its index, its value, how many there are."""
-    require_readable(x)
-    return _first(x, _outside(x, low, high, allow))
-
-
-def _not_finite(x: Any) -> Any:
+def not_finite(x: Any) -> Any:
+    """Where an element is NaN or infinite."""
     import torch  # noqa: PLC0415
 
+    require_readable(x)
     if not (x.dtype.is_floating_point or x.dtype.is_complex):
         return torch.zeros(x.shape, dtype=torch.bool, device=x.device)
-    return ~torch.isfinite(x.detach() if x.dtype.is_complex else _comparable(x)[0])
+    return ~torch.isfinite(x.detach() if x.dtype.is_complex else comparable(x)[0])
 
 
-def _outside(x: Any, low: Any, high: Any, allow: Any) -> Any:
+def outside(x: Any, low: Any, high: Any, allow: Any = ()) -> Any:
     """Where an element is neither in the range nor a sentinel, as numbers compare: no bound is cast to a dtype."""
+    require_readable(x)
     sentinels = allow if isinstance(allow, tuple) else (allow,)
-    if x.dtype.is_complex or not all(isinstance(number, int | float) for number in (low, high, *sentinels)):
+    if not all(isinstance(number, int | float) for number in (low, high, *sentinels)):
         raise NotApplicable
-    y, offset, whole = _comparable(x)
-    outside = ~(_at_least(y, low, offset, whole) & ~_at_least(y, high, offset, whole))  # so that NaN is outside
+    y, offset, whole = comparable(x)
+    wrong = ~(_at_least(y, low, offset, whole) & ~_at_least(y, high, offset, whole))  # so that NaN is outside
     if y.is_floating_point():
-        outside |= y != y  # noqa: PLR0124 - NaN
+        wrong |= y != y  # noqa: PLR0124 - NaN
     for sentinel in sentinels:
         if not whole:
-            outside &= y != float(sentinel)
+            wrong &= y != float(sentinel)
         elif sentinel == int(sentinel) and _fits_int64(int(sentinel) - offset):
-            outside &= y != int(sentinel) - offset
-    return outside
+            wrong &= y != int(sentinel) - offset
+    return wrong
+
+
+def other_than(x: Any, *values: Any) -> Any:
+    """Where an element is none of the values: outside the empty range, with the values for sentinels."""
+    return outside(x, 0, 0, values)
+
+
+def falling(x: Any) -> Any:
+    """Where an element is not at least the one before; the first of each row, which has none, is left out."""
+    require_readable(x)
+    if x.ndim == 0:
+        raise NotApplicable
+    y = comparable(x)[0]
+    return ~(y[..., 1:] >= y[..., :-1])
+
+
+def false_elements(x: Any) -> Any:
+    """Where an element is false (0)."""
+    require_readable(x)
+    return x.detach() == 0
+
+
+def false_rows(x: Any) -> Any:
+    """Which rows have no true element, by index over the leading dimensions."""
+    require_readable(x)
+    if x.ndim == 0:
+        raise NotApplicable
+    return false_elements(x).all(dim=-1)
+
+
+# What no bias is, and what a mask is filled with though a bias may be as low (see `live_rows`).
+_NO_BIAS = -1e8
+_FILLING = -9984.0
+
+
+def dead_rows(mask: Any) -> Any:
+    """Which rows of an attention mask keep no key, by index over the leading dimensions."""
+    import torch  # noqa: PLC0415
+
+    require_readable(mask)
+    if mask.ndim == 0:
+        raise NotApplicable
+    if not mask.dtype.is_floating_point:
+        return false_rows(mask)
+    numbers = mask.detach()
+    if mask.dtype.itemsize == 1:
+        numbers = numbers.float()  # torch does not compare float8
+    dropped = max(torch.finfo(mask.dtype).min / 2, _NO_BIAS)
+    alive = (numbers > max(dropped, _FILLING)).any(dim=-1)
+    if not alive.all():  # the rest is asked of masks only that have such a row
+        above = (numbers > dropped).any(dim=-1)
+        if mask.shape[-1] > 1:
+            above &= (numbers != numbers[..., :1]).any(dim=-1)
+        alive |= above
+    return ~alive
+
+
+def unequal(a: Any, b: Any, where: Any = None) -> Any:
+    """Where two tensors of one shape and device differ, or of those places where a third tensor is true."""
+    differ = a.detach() != b.detach()
+    return differ if where is None else differ & compared(a, where)
+
+
+def compared(a: Any, where: Any) -> Any:
+    """Where a third tensor is true; raises NotApplicable unless it has the shape and device of the others."""
+    require_readable(where)
+    if where.shape != a.shape or where.device != a.device:
+        raise NotApplicable
+    return ~false_elements(where)
 
 
 def _at_least(y: Any, bound: Any, offset: int, whole: bool) -> Any:
@@ -257,18 +293,23 @@ def _fits_int64(value: int) -> bool:
 
 def _extreme(x: Any, which: str) -> Any:
     require_readable(x)
-    if x.numel() == 0 or x.dtype.is_complex:
+    if x.numel() == 0:
         raise NotApplicable
-    y, offset, whole = _comparable(x)
+    y, offset, whole = comparable(x)
     extreme = getattr(y, which)().item()
     return extreme + offset if whole else extreme
 
 
-def _comparable(x: Any) -> tuple[Any, int, bool]:
-    """The values as int64 (plus an offset to add) or as float64, both exact; and whether they are whole numbers."""
+def comparable(x: Any) -> tuple[Any, int, bool]:
+    """The values as int64 (plus an offset to add) or as float64, both exact; and whether they are whole numbers.
+
+    Raises NotApplicable for complex numbers, which have no order.
+    """
     import torch  # noqa: PLC0415
 
     x = x.detach()
+    if x.dtype.is_complex:
+        raise NotApplicable
     if x.dtype.is_floating_point:
         if x.dtype is getattr(torch, "float4_e2m1fn_x2", None):
             raise NotApplicable  # two values to a byte; torch cannot take them apart
@@ -276,25 +317,3 @@ def _comparable(x: Any) -> tuple[Any, int, bool]:
     if x.dtype is torch.uint64:
         return x.contiguous().view(torch.int64) ^ -(2**63), 2**63, True  # the same order, shifted
     return x.to(torch.int64), 0, True
-
-
-def _first(x: Any, offending: Any) -> tuple[tuple[int, ...], Any, int]:
-    flat = offending.reshape(-1)
-    count = int(flat.sum().item())
-    position = int(flat.to(dtype=_uint8()).argmax().item())
-    index: list[int] = []
-    rest = position
-    for size in reversed(x.shape):
-        index.append(rest % size)
-        rest //= size
-    place = tuple(reversed(index))
-    return place, x.detach()[place].item(), count
-
-
-def _uint8() -> Any:
-    import torch  # noqa: PLC0415
-
-    return torch.uint8
-
-
-LOCATORS: dict[str, Any] = {"finite": locate_not_finite, "within": locate_outside}

@@ -1,0 +1,138 @@
+"""What value functions show of a tensor in a diagnosis: one element (a pair, a row), and how many are such."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any, NamedTuple
+
+from llm_op_guard.contract.path import path_of
+from llm_op_guard.contract.vocabulary import FUNCTIONS
+from llm_op_guard.guard import functions
+from llm_op_guard.guard.evaluate import Values, show
+
+
+class _Wording(NamedTuple):
+    """How a broken rule is told: `element` of the places and values found, what it is called, what was expected."""
+
+    element: str
+    one: str
+    many: str
+    expected: str | None = None
+
+
+_ELEMENT = _Wording("{0} = {1}", "element is wrong", "elements are wrong")
+
+# The rules about elements. All other value functions give a value, which is told with the place where it stands.
+_RULES: dict[str, _Wording] = {
+    "finite": _ELEMENT._replace(expected="finite values"),
+    "within": _ELEMENT,
+    "only": _ELEMENT,
+    "all_true": _ELEMENT._replace(expected="true values"),
+    "nondecreasing": _Wording(
+        "{0} = {1} after {2} = {3}", "element is wrong", "elements are wrong", "no value below the one before"
+    ),
+    "unique": _Wording("{0} = {2} = {1}", "repeat", "repeats", "no value twice"),
+    "equal": _Wording("{0} = {1}, {2} = {3}", "pair differs", "pairs differ"),
+    "any_per_row": _Wording("{0} has no true value", "row is wrong", "rows are wrong", "a true value in every row"),
+    "live_rows": _Wording("{0} keeps no key", "row is dead", "rows are dead", "a key in every row"),
+}
+
+
+def broken(node: ast.Call, values: Values) -> tuple[str, str, str | None] | None:
+    """(observed, expected, argument or None) for a rule about elements that came out false; None for another call."""
+    name = _name(node)
+    wording = _RULES.get(name)
+    found = None if wording is None else _located(name, node, values)
+    if wording is None or found is None:
+        return _unlike(node, values) if name == "equal" else None
+    parts = _arguments(name, node)
+    texts = [text for element in found.elements for text in (_place(parts, element), str(element.value))]
+    many = f"1 {wording.one}" if found.count == 1 else f"{found.count} {wording.many}, this one first"
+    observed = f"{wording.element.format(*texts)} (of {found.total}, {many})"
+    return observed, wording.expected or _expected(name, node, values), _tensor(parts[found.elements[0].argument])
+
+
+def place(node: ast.expr, values: Values) -> str:
+    """Where the value of a function stands, ` at ids[1, 3]`; empty for anything else."""
+    if not isinstance(node, ast.Call) or (name := _name(node)) in _RULES:
+        return ""
+    found = _located(name, node, values)
+    if found is None:
+        return ""
+    where = _place(_arguments(name, node), found.elements[0])
+    if name == "count":
+        return f" (of {found.total}, first at {where})"
+    return f" at {where}" if found.elements[0].index else ""
+
+
+def _located(name: str, node: ast.Call, values: Values) -> functions.Located | None:
+    """What the locator of a function finds. Where it fails, the diagnosis does without."""
+    if name not in functions.LOCATORS:
+        return None
+    try:
+        arguments, keywords = values.call_arguments(name, node)
+        return functions.LOCATORS[name](*arguments, **keywords)
+    except Exception:
+        return None
+
+
+def _unlike(node: ast.Call, values: Values) -> tuple[str, str, str | None] | None:
+    """Of `equal`, that the shapes or devices differ."""
+    parts = _arguments("equal", node)
+    try:
+        a, b = (values.tensor(parts[name]) for name in ("a", "b"))
+        aspects = [("shape", tuple(a.shape), tuple(b.shape)), ("device", a.device, b.device)]
+    except Exception:
+        return None
+    for aspect, one, other in aspects:
+        if one != other:
+            texts = (f"{ast.unparse(parts[n])}.{aspect} = {show(v)}" for n, v in (("a", one), ("b", other)))
+            return ", ".join(texts), ast.unparse(node), _tensor(parts["a"])
+    return None
+
+
+def _expected(name: str, node: ast.Call, values: Values) -> str:
+    if name == "within":
+        parts, (given, keywords) = _arguments(name, node), values.call_arguments(name, node)
+        known = {**dict(zip(_names(name), given, strict=False)), **keywords}
+        sentinels = f" or {show(known['allow'])}" if known.get("allow", ()) != () else ""
+        high = _with_name(parts["high"], known["high"])
+        return f"{show(known['low'])} <= {ast.unparse(parts['x'])} < {high}{sentinels}"
+    if name == "only":
+        return "only " + " or ".join(_with_name(part, values.value_of(part)) for part in node.args[1:])
+    return ast.unparse(node)
+
+
+def _with_name(node: ast.expr, value: Any) -> str:
+    literal = isinstance(node.operand if isinstance(node, ast.UnaryOp) else node, ast.Constant)
+    return show(value) if literal else f"{show(value)} ({ast.unparse(node)})"
+
+
+def _name(node: ast.Call) -> str:
+    assert isinstance(node.func, ast.Name)
+    return node.func.id
+
+
+def _names(function: str) -> list[str]:
+    return [name for name, _ in FUNCTIONS[function].arguments]
+
+
+def _arguments(name: str, node: ast.Call) -> dict[str, ast.expr]:
+    """The arguments of a call by their published names."""
+    return dict(zip(_names(name), node.args, strict=False)) | {str(k.arg): k.value for k in node.keywords}
+
+
+def _place(parts: dict[str, ast.expr], element: functions.Element) -> str:
+    argument = ast.unparse(parts[element.argument])
+    return f"{argument}[{', '.join(map(str, element.index))}]" if element.index else argument
+
+
+def _tensor(node: ast.expr) -> str | None:
+    """What an argument of a value function is a part of, or made from: `cos` of `cos[:, :1]`."""
+    while path_of(node) is None:
+        match node:
+            case ast.Subscript(value=inner) | ast.Call(args=[inner, *_]):
+                node = inner
+            case _:
+                return None
+    return ast.unparse(node)

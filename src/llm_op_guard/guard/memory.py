@@ -1,0 +1,117 @@
+"""Facts that contracts keep about objects from one call to the next: what a plan was made for, who filled a cache.
+
+They are kept beside the object for as long as it lives, never in it, and never keep it alive. An object that cannot be
+referred to weakly (a list, a dict, a number) has none. Nothing is kept of it but plain values. What may no longer be
+so is forgotten: a fact that is out of date would be a false alarm.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from llm_op_guard.guard.reading import NotApplicable, is_a, is_tracing
+
+
+class Identity(NamedTuple):
+    """What stands for an object and for no other, in facts and messages: `LlamaModel 3`."""
+
+    kind: str
+    serial: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.serial}"
+
+
+class _Entry(NamedTuple):
+    owner: weakref.ref[Any]
+    serial: int
+    facts: dict[str, Any]
+
+
+# By the object's address: it may not be hashable, and its == is not ours to call.
+_entries: dict[int, _Entry] = {}
+_serials = itertools.count(1)
+_distrusted: set[str] = set()
+_KEPT_OF_TORCH = ("dtype", "device")
+
+
+def remember(owner: Any, names: Iterable[str], facts: Mapping[str, Any]) -> None:
+    """Keep facts about an object; a name for which there is no plain value is forgotten."""
+    kept = {name: plain for name, value in facts.items() if (plain := _plain(value)) is not None}
+    forget(owner, [name for name in names if name not in kept])
+    entry = _entry_of(owner) if not kept else _entry_of(owner) or _begin(owner)
+    if entry is not None:
+        entry.facts.update(kept)
+
+
+def forget(owner: Any, names: Iterable[str]) -> None:
+    """Facts of these names are no longer known about an object: something that may change them is under way."""
+    entry = _entry_of(owner)
+    if entry is not None:
+        for name in names:
+            entry.facts.pop(name, None)
+
+
+def forget_all() -> None:
+    """No fact is known any more: calls may have gone by unseen. Objects keep their identity."""
+    for entry in list(_entries.values()):
+        entry.facts.clear()
+
+
+def distrust(names: Iterable[str]) -> None:
+    """Facts of these names are not known from now on: compiled programs change what they speak of, unseen."""
+    _distrusted.update(names)
+
+
+def recall(owner: Any, name: str) -> Any:
+    """A fact that was kept about an object; raises NotApplicable where none is known, and while tracing."""
+    entry = None if is_tracing() or name in _distrusted else _entry_of(owner)
+    if entry is None or name not in entry.facts:
+        raise NotApplicable
+    return entry.facts[name]
+
+
+def identity(owner: Any) -> Identity:
+    """What stands for an object; raises NotApplicable where it cannot be referred to weakly, and while tracing."""
+    entry = None if is_tracing() else _entry_of(owner) or _begin(owner)
+    if entry is None:
+        raise NotApplicable
+    return Identity(type(owner).__name__, entry.serial)
+
+
+def _entry_of(owner: Any) -> _Entry | None:
+    entry = _entries.get(id(owner))
+    return entry if entry is not None and entry.owner() is owner else None
+
+
+def _begin(owner: Any) -> _Entry | None:
+    key = id(owner)
+
+    def end(reference: object) -> None:
+        entry = _entries.get(key)
+        if entry is not None and entry.owner is reference:  # the address may be another object's by now
+            del _entries[key]
+
+    try:
+        entry = _Entry(weakref.ref(owner, end), next(_serials), {})
+    except TypeError:
+        return None
+    former = _entries.setdefault(key, entry)
+    if former.owner() is owner:  # another thread was faster
+        return former
+    _entries[key] = entry
+    return entry
+
+
+def _plain(value: Any) -> Any:
+    """The value to keep, None where it would keep something else alive: a size that is a symbol, its program."""
+    kind = type(value)
+    if kind in (int, float, str, bool, Identity) or (kind.__module__ == "torch" and kind.__name__ in _KEPT_OF_TORCH):
+        return value
+    if is_a(value, tuple):
+        parts = tuple(map(_plain, value))
+        return None if None in parts else parts
+    return None
