@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,6 +64,8 @@ def test_what_a_contract_could_not_name_or_ask_is_refused(function: Any, said: s
 def test_the_predicates_of_the_library_are_registered() -> None:
     known = {name.rpartition(".")[2] for name in asked.registered() if name.startswith("llm_op_guard.predicates.")}
     assert known == {"largest_token_id", "matched_modules", "unmatched_targets"}
+    page = (Path(__file__).parents[1] / "docs" / "language.md").read_text("utf-8")
+    assert all(f"| `{name}(" in page for name in known)
 
 
 # ---------------------------------------------------------------- tokenizers

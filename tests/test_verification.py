@@ -326,7 +326,7 @@ def test_a_predicate_is_asked_once_for_the_same_arguments() -> None:
     )
     model = answering(0)
     assert broken(rules, model, 1) == ["a", "b"]
-    assert ASKED == [(model, 1), (model, 2)]
+    assert [(model, 1), (model, 2)] == ASKED
     og.verify(contract("require(fits(x, (1, y)) == fits(x, (True, y)))"), answering(1), 1)
     assert ASKED[2:] == [(ASKED[2][0], (1, 1)), (ASKED[2][0], (True, 1))]
 
@@ -368,7 +368,8 @@ def test_a_predicate_that_gives_no_answer_is_a_warning(answer: Any, how: str, ca
         og.verify(rules, answer, 2)
     assert [violation.rule_id for violation in error.value.violations] == ["d"]
     assert [str(warning.message) for warning in caught] == [
-        f"the predicate {__name__}.fits, which shop.contract:operator asks, {how}, so these are not judged: a, n = fits(x)"
+        f"the predicate {__name__}.fits, which shop.contract:operator asks, {how}, "
+        f"so these are not judged: a, n = fits(x)"
     ]
     assert "secret" not in caplog.text
     with caplog.at_level(logging.DEBUG), pytest.warns(og.GuardInternalWarning):
@@ -384,9 +385,9 @@ def test_where_warnings_are_errors_a_predicate_that_raises_still_stops_nothing()
 
 def test_a_hint_that_gets_no_answer_is_left_out() -> None:
     rules = contract("require(fits(x), id='a', hint='big' if fits(y) else 'small')")
-    with pytest.warns(og.GuardInternalWarning, match="raised OSError, so a hint is left out"):
-        with pytest.raises(og.GuardError) as caught:
-            og.verify(rules, 10, OSError())
+    told = pytest.warns(og.GuardInternalWarning, match="raised OSError, so a hint is left out")
+    with told, pytest.raises(og.GuardError) as caught:
+        og.verify(rules, 10, OSError())
     assert caught.value.violations[0].hint is None
 
 
@@ -414,9 +415,7 @@ def test_an_error_inside_goes_through_with_a_warning(monkeypatch: pytest.MonkeyP
         raise ZeroDivisionError("secret")
 
     monkeypatch.setattr("llm_op_guard.verification.explain", fail)
-    with pytest.warns(
-        og.GuardInternalWarning, match="failed while verifying shop.contract:operator .ZeroDivisionError"
-    ):
+    with pytest.warns(og.GuardInternalWarning, match="failed while verifying shop.* .ZeroDivisionError"):
         og.verify(contract("require(x > 1)"), 0)
 
 
@@ -458,7 +457,7 @@ def test_a_contract_of_which_nothing_runs_in_a_call_is_refused() -> None:
         "shop.contract:2:1: nothing of this contract runs in a call of double: every rule asks an imported predicate "
         "(class C); use og.verify"
     )
-    with pytest.raises(og.ContractError, match="use og.verify"):
+    with pytest.raises(og.ContractError, match=r"use og\.verify"):
         og.guard(f"from {__name__} import fits\nrequire(fits(x))")(double)
 
 

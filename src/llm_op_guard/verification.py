@@ -19,6 +19,8 @@ from llm_op_guard.guard.violation import Violation
 from llm_op_guard.policy import is_off
 from llm_op_guard.report.dispatch import Dispatcher
 
+logger = logging.getLogger("llm_op_guard")
+
 
 class Verification:
     """One contract, outside of any call. `operator` and `site` are what reports call it.
@@ -68,9 +70,6 @@ class Verification:
             lost = f"so these are not judged: {rules}" if rules else "so a hint is left out"
             _say(f"the predicate {predicate}, which {self.site} asks, {failure.how}, {lost}", failure.error)
         return found
-
-
-logger = logging.getLogger("llm_op_guard")
 
 
 def _say(message: str, error: Exception | None) -> None:
