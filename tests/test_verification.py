@@ -457,6 +457,7 @@ def test_a_contract_of_which_nothing_runs_in_a_call_is_refused() -> None:
         "shop.contract:2:1: nothing of this contract runs in a call of double: every rule asks an imported predicate "
         "(class C); use og.verify"
     )
+    og.guard(contract("require(fits(x), id='a')\nremember(y, seen=x)"))(lambda x, y=None: x)(1)  # something runs
     with pytest.raises(og.ContractError, match=r"use og\.verify"):
         og.guard(f"from {__name__} import fits\nrequire(fits(x))")(double)
 

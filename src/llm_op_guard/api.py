@@ -211,7 +211,7 @@ def _fitting(contract: Contract, operation: Operation) -> Contract:
 
 def _guarded(operation: Operation, contract: Contract) -> Any:
     check_order(contract)
-    if contract.rules and all(rule.cost_class == "C" for rule in contract.rules):
+    if contract.rules and all(clause.cost_class == "C" for clause in contract.clauses):
         raise contract.source.error(
             f"nothing of this contract runs in a call of {operation.name}: every rule asks an imported predicate "
             f"(class C); use og.verify",
