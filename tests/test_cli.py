@@ -295,6 +295,35 @@ def test_check_counts(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
+ASKING = """from shop.rules import fits
+from till import known
+
+def operator(x, y):
+    x: int
+    require(fits(x), id="fits", because="ten at most")
+    require(known(y))
+"""
+
+
+def test_rules_of_class_c_are_shown_with_the_modules_that_they_ask(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from llm_op_guard.cli import main
+
+    file = tmp_path / "asking.contract"
+    file.write_text(ASKING)
+    assert main(["check", str(file)]) == 0
+    said = f"{file}: 1 contract, 3 rules; 2 of class C (og.verify), with shop.rules, till\n"
+    assert capsys.readouterr().out == said
+    assert main(["contracts", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert "from shop.rules import fits\nfrom till import known\n" in shown
+    assert re.search(r"^fits +C +certain +ten at most$", shown, re.MULTILINE)
+    assert re.search(r"^x\.type +A +certain", shown, re.MULTILINE)
+    assert main(["contracts", "--json", str(file)]) == 0
+    assert json.loads(capsys.readouterr().out)["imports"] == {"fits": "shop.rules", "known": "till"}
+
+
 def test_check_goes_on_after_a_bad_file(tmp_path: Path) -> None:
     bad, good = program(tmp_path, BAD, "bad.contract"), program(tmp_path, GOOD, "good.contract")
     done = command("check", bad, good)

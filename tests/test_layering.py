@@ -26,6 +26,8 @@ STAGES = [
     "waivers",
     "report",
     "predicates",
+    "verification",
+    "ingress",
     "api",
     "__init__",
     "testing",

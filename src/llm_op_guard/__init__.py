@@ -4,6 +4,7 @@ import logging
 
 from llm_op_guard.api import (
     guard,
+    ingress,
     install,
     install_from_environment,
     installed,
@@ -12,6 +13,7 @@ from llm_op_guard.api import (
     record_to,
     status,
     uninstall,
+    verify,
     waive,
     waivers,
 )
@@ -24,9 +26,11 @@ from llm_op_guard.errors import (
     InstallError,
     LlmOpGuardError,
     PolicyError,
+    PredicateError,
 )
 from llm_op_guard.guard.violation import Violation
 from llm_op_guard.policy import disable, enable, policy, set_policy
+from llm_op_guard.predicates import predicate
 from llm_op_guard.waivers import Waiver
 
 # A library leaves it to the program whether and where its log is written.
@@ -43,21 +47,25 @@ __all__ = [
     "InstallError",
     "LlmOpGuardError",
     "PolicyError",
+    "PredicateError",
     "Violation",
     "Waiver",
     "__version__",
     "disable",
     "enable",
     "guard",
+    "ingress",
     "install",
     "installed",
     "load",
     "policy",
+    "predicate",
     "record",
     "record_to",
     "set_policy",
     "status",
     "uninstall",
+    "verify",
     "waive",
     "waivers",
 ]

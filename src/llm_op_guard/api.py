@@ -17,22 +17,34 @@ from typing import Any, TypeVar, overload
 from llm_op_guard.contract.expressions import suggestion
 from llm_op_guard.contract.json_form import parse_json_file
 from llm_op_guard.contract.model import Contract
-from llm_op_guard.contract.parse import dedented, docstring_section, parse_body, parse_file
+from llm_op_guard.contract.parse import dedented, docstring_section, parse_body, parse_file, stub_signature
 from llm_op_guard.contract.source import Source
 from llm_op_guard.errors import ContractError, GuardWarning, InstallError, LlmOpGuardError
 from llm_op_guard.guard import functions, memory
 from llm_op_guard.guard.guard import Guard
-from llm_op_guard.guard.plan import plan_check
+from llm_op_guard.guard.plan import check_order, plan_check
+from llm_op_guard.ingress import Ingress
+from llm_op_guard.install.callables import beneath, signature_for
 from llm_op_guard.install.callables import operation as operation_of
 from llm_op_guard.install.installer import Candidate, Installer, Integration, Report
 from llm_op_guard.install.operation import GUARDED, Operation, no_parameters
 from llm_op_guard.install.site import Refusal, Site
 from llm_op_guard.integrations import transformers as _transformers
-from llm_op_guard.policy import INSTALL_VARIABLE, Action, Policy, Setting, libraries_to_install, on_change, record_file
+from llm_op_guard.policy import (
+    CLASSES,
+    INSTALL_VARIABLE,
+    Action,
+    Policy,
+    Setting,
+    libraries_to_install,
+    on_change,
+    record_file,
+)
 from llm_op_guard.report.dispatch import Dispatcher
 from llm_op_guard.report.record import Record
 from llm_op_guard.report.sink import JsonLines
 from llm_op_guard.values import locate, plain, texts
+from llm_op_guard.verification import Verification, bound
 from llm_op_guard.waivers import Waiver, Waivers
 
 # mypy does not call the last two callable, and they may stand below `@guard`.
@@ -81,14 +93,8 @@ def load(path: str | Path) -> dict[str, Contract]:
     """
     contracts = parse_json_file(path) if Path(path).suffix == ".json" else parse_file(path)
     for contract in contracts.values():
-        _check_order(contract)
+        check_order(contract)
     return contracts
-
-
-def _check_order(contract: Contract) -> None:
-    """Raise ContractError now rather than at the first call when statements need each other in a circle."""
-    for after_call in (False, True):
-        plan_check(contract, ("A", "B"), after_call=after_call)
 
 
 def _contract_of(operation: Operation) -> Contract:
@@ -204,11 +210,17 @@ def _fitting(contract: Contract, operation: Operation) -> Contract:
 
 
 def _guarded(operation: Operation, contract: Contract) -> Any:
-    _check_order(contract)
+    check_order(contract)
+    if contract.rules and all(clause.cost_class == "C" for clause in contract.clauses):
+        raise contract.source.error(
+            f"nothing of this contract runs in a call of {operation.name}: every rule asks an imported predicate "
+            f"(class C); use og.verify",
+            contract.place,
+        )
     _read_surroundings()
     made = _make_guard(contract, operation.name, operation.site, USER_DEFAULTS)
     carrier, binding = operation.carrier(contract, made.parameters)
-    if inspect.isasyncgenfunction(carrier) and plan_check(contract, ("A", "B"), after_call=True) is not None:
+    if inspect.isasyncgenfunction(carrier) and plan_check(contract, CLASSES, after_call=True) is not None:
         raise TypeError(
             f"{operation.name} is an async generator function, which has no result: take the rules about `result` out"
         )
@@ -228,6 +240,55 @@ def _make_guard(contract: Contract, operator: str, site: str, defaults: Policy) 
         reporter=_dispatcher,
         tally=tally if tally.counting else None,
     )
+
+
+# ---------------------------------------------------------------- verify
+
+
+def verify(target: Any, /, *args: Any, **kwargs: Any) -> None:
+    """Hold arguments against a contract without calling anything: at start-up, when an adapter is loaded, in tests.
+
+    `target` is a contract of `load`, or something guarded; the arguments are those that it would be called with. Every
+    rule is judged that needs no result, those of class C too, whatever policies say: certain ones that are broken
+    raise GuardError, all of them together, and suspect ones give a GuardWarning. Both are recorded, waivers hold (the
+    site of a contract is `file:name`), and while guards are switched off (`disable`, `LLM_OP_GUARD=off`) nothing is
+    judged.
+
+    Raises TypeError for another target and for arguments that do not fit, PredicateError for a predicate that nobody
+    registered. One that raises is a GuardInternalWarning, and the rules that need it are not judged.
+    """
+    _read_surroundings()
+    owner: tuple[Any, ...] = ()
+    if isinstance(target, Contract):
+        contract, operator, site, signature = target, target.name, target.id, stub_signature(target)
+    else:
+        function, owner = beneath(target)
+        found = next((found for found in sites() if found.function is function), None)
+        if found is None:
+            kind = type(target).__name__
+            raise TypeError(f"og.verify takes a contract that og.load has read, or something guarded; not a {kind}")
+        contract, operator, site = found.guard.contract, found.guard.operator, found.name
+        signature = signature_for(function, contract)
+    if signature is None:
+        raise TypeError(no_parameters(operator))
+    verification = Verification(contract, operator=operator, site=site, dispatcher=_dispatcher)
+    if (error := verification.broken(bound(signature, operator, (*owner, *args), kwargs))) is not None:
+        raise error
+
+
+def ingress(contract: Contract, *, max_bytes: int) -> Ingress:
+    """What checks the bodies of requests: call it with bytes, a text, or a dict that was decoded already.
+
+    It returns the fields of the body as a dict, defaults of the stub filled in, or raises GuardError, of which
+    `to_dict(style="openai")` is what to send back. A larger body is refused before it is decoded (rule `max_bytes`),
+    then one that is no JSON (`json`), no object (`json_object`), or lacks a parameter without a default
+    (`NAME.missing`). The rest is as with `verify`, and nothing that the client sent stands in a message.
+
+    Raises TypeError for a contract that is no stub or takes arguments by position, ValueError for a `max_bytes` that
+    makes no sense, PredicateError for a predicate that nobody registered.
+    """
+    _read_surroundings()
+    return Ingress(contract, max_bytes, _dispatcher)
 
 
 # ---------------------------------------------------------------- install

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llm_op_guard import api
+from llm_op_guard.contract.model import Contract
 from llm_op_guard.errors import ContractError
 from llm_op_guard.report.terminal import Terminal
 
@@ -25,8 +26,15 @@ def main(out: Terminal, complaints: Terminal, files: Sequence[str]) -> tuple[int
             complaints.error(f"cannot read {file}: {error.strerror or error}")
         else:
             rules = sum(len(contract.rules) for contract in contracts.values())
-            out.line(f"{file}: {_count(len(contracts), 'contract')}, {_count(rules, 'rule')}")
+            out.line(f"{file}: {_count(len(contracts), 'contract')}, {_count(rules, 'rule')}{_asked(contracts)}")
     return wrong, unreadable
+
+
+def _asked(contracts: dict[str, Contract]) -> str:
+    """The rules that no call judges, and the modules of the predicates that they ask."""
+    rules = [rule for contract in contracts.values() for rule in contract.rules if rule.cost_class == "C"]
+    modules = sorted({module for contract in contracts.values() for module in contract.imports.values()})
+    return f"; {len(rules)} of class C (og.verify), with {', '.join(modules)}" if rules else ""
 
 
 def _count(number: int, noun: str) -> str:

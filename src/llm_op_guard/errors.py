@@ -47,6 +47,13 @@ class PolicyError(LlmOpGuardError, ValueError):
     """A policy, a waiver or where to record cannot be understood: in a call, the environment or pyproject.toml."""
 
 
+class PredicateError(LlmOpGuardError, LookupError):
+    """A contract is to be verified that asks a predicate which nobody registered, or one that cannot be registered.
+
+    Never raised in a guarded call, where no predicate is asked.
+    """
+
+
 class InstallError(LlmOpGuardError, ValueError):
     """`install` was asked for a library that has no integration; the message lists the known ones."""
 
@@ -56,7 +63,9 @@ class GuardWarning(UserWarning):
 
 
 class GuardInternalWarning(RuntimeWarning):
-    """The guard itself failed; the guarded call went through unchecked. Given once per site."""
+    """The guard itself failed, and the guarded call went through unchecked: once per site. Or a predicate that
+    `og.verify` or `og.ingress` asked raised an error, and the rules that needed it were not judged.
+    """
 
 
 class GuardError(ValueError):

@@ -20,14 +20,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from llm_op_guard.errors import PolicyError
 
 ENVIRONMENT_VARIABLE = "LLM_OP_GUARD"
 RECORD_VARIABLE = "LLM_OP_GUARD_RECORD"
 INSTALL_VARIABLE = "LLM_OP_GUARD_INSTALL"
-CLASSES = ("A", "B")
+# Those that run in calls. Class C, imported predicates, is judged by og.verify and og.ingress alone.
+CLASSES: tuple[Literal["A"], Literal["B"]] = ("A", "B")
 
 
 class Action(StrEnum):
@@ -91,6 +92,11 @@ class Policy:
         """Read keyword settings, `A="raise", B="warn,sync"`; raises PolicyError for an unknown class."""
         parsed: dict[str, Any] = {}
         for name, text in settings.items():
+            if name == "C":
+                raise PolicyError(
+                    "rules of class C, which ask imported predicates, never run in a call, so there is nothing to set; "
+                    "og.verify and og.ingress judge them, where they are called"
+                )
             if name not in (*CLASSES, "default"):
                 raise PolicyError(f"unknown cost class {name!r}; known: {', '.join(CLASSES)}")
             if text is not None:
@@ -343,6 +349,11 @@ def _switch(*, disabled: bool) -> None:
     # Without the lock: one assignment, and a kill switch waits for nobody.
     _state.disabled = disabled
     _announce()
+
+
+def is_off() -> bool:
+    """Whether `disable` was called, or `LLM_OP_GUARD=off` is set: nothing is to be judged in this process."""
+    return _state.forced_off()
 
 
 def is_disabled() -> bool:

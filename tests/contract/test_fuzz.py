@@ -24,7 +24,7 @@ WORDS = [
     "_", "|", "@", "dev", "=", "why(", "require(", "ensure(", "like(", "returns", "if ", "else:", "for ", "all(",
     ",", ".", "shape", "not ", "and ", "or ", "is None", "1", "-1", "1e400", "0x" + "f" * 40, "'", '"', "f'{x}'",
     "within(x, 0, B)", "//", "/", "%", "**", "lambda: 0", "{", "}", "\\", "#", "\t", "\r", "\x00", "\ud800", "é",
-    "\u200b", "await x", "yield", "x := 1",
+    "\u200b", "await x", "yield", "x := 1", "from os import system", "from ", "import ", "as ", "system(", "__import__",
 ]  # fmt: skip
 
 
@@ -96,6 +96,20 @@ def test_the_normal_form_of_a_contract_is_the_contract(body: list[list[str]]) ->
     assert [(r.id, r.cost_class, r.certain) for r in again.rules] == [
         (r.id, r.cost_class, r.certain) for r in contract.rules
     ]
+
+
+@FEW
+@given(contract_bodies(), st.lists(st.sampled_from(["fits", "known", "Limit"]), min_size=1, unique=True))
+def test_the_normal_form_keeps_what_is_imported(body: list[list[str]], names: list[str]) -> None:
+    lines = [f"from shop.{name} import {name}" for name in names] + [line for lines in body for line in lines]
+    asked = [f"require({name}(x, n) or mode)" for name in names]
+    try:
+        contract = parse_body("\n".join([*lines, *asked]), "operator", PARAMETERS)
+    except og.ContractError:
+        return
+    again = parse_stubs(contract.text)["operator"]
+    assert (again.text, again.imports) == (contract.text, contract.imports)
+    assert set(again.imports) == set(names)
 
 
 def test_shipped_contracts_have_a_normal_form() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +97,60 @@ def test_names_of_parameters_may_be_anything() -> None:
         operator(x, 2, "3", "ab")
     with pytest.raises(og.ContractError, match="'result' is a parameter here and a word of the language"):
         og.guard("require(result > 1)")(lambda result: None)
+
+
+# ---------------------------------------------------------------- imports
+
+
+@pytest.mark.parametrize("target", ["os.system", "subprocess.run", "webbrowser.open"])
+def test_a_contract_runs_nothing_of_what_it_imports(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, name = target.split(".")
+    ran: list[Any] = []
+    monkeypatch.setattr(f"{module}.{name}", lambda *arguments: ran.append(arguments), raising=True)
+    file = tmp_path / "hostile.contract"
+    file.write_text(
+        f"from {module} import {name}\ndef f(n):\n    n: int\n    m = {name}('touch x')\n"
+        f"    if {name}(n):\n        require(m > n)\n    require({name}('x') or n > {name}(n), hint=f'{{{name}(m)}}')\n"
+    )
+    contract = og.load(file)["f"]
+    assert {rule.cost_class for rule in contract.rules if rule.id != "n.type"} == {"C"}
+    assert og.guard(contract)(lambda n: n)(3) == 3
+    with pytest.raises(og.GuardError, match="n is a str"):
+        og.guard(contract)(lambda n: n)("x")
+    for judge in (lambda: og.verify(contract, 3), lambda: og.ingress(contract, max_bytes=99)):
+        with pytest.raises(og.PredicateError, match=rf"asks {module}\.{name}, which nobody registered"):
+            judge()
+    assert ran == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from os import __import__",
+        "from builtins import __import__",
+        "from __builtins__ import eval",
+        "from __future__ import annotations",
+        "from os.__dict__ import system",
+        "from os import system as finite",
+        "from os import *",
+        "from os import finite",
+        "from os import require",
+        "from .os import system",
+        "import os",
+        "import os.path as require",
+    ],
+)
+def test_imports_that_could_mean_something_else_are_refused(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "hostile.contract"
+    file.write_text(f"{line}\ndef f(x):\n    require(finite(x))\n")
+    with pytest.raises(og.ContractError):
+        og.load(file)
+
+
+def test_an_imported_name_is_no_object_to_read_from() -> None:
+    for body in ("require(system.__globals__ > x)", "require(system.x > x)", "y = system", "require(system[0] > x)"):
+        with pytest.raises(og.ContractError):
+            og.guard(f"from os import system\n{body}")(lambda x, y=None: None)
+    assert callable(os.system)

@@ -31,6 +31,8 @@ FILES = [
 SCHEMA = jsonschema.Draft202012Validator(json_schema())
 
 EVERYTHING = """
+from shop.rules import fits, known
+from till import known_there
 MOST = {("flash", 8): 256, ("flash", 7): 128}
 
 def operator(self, q, k, /, mask=None, *rest, causal=False, **options):
@@ -51,6 +53,7 @@ def operator(self, q, k, /, mask=None, *rest, causal=False, **options):
     else:
         pass
     require(D <= MOST["flash", 8])
+    require(fits(q, D) and known_there(mask), hint="b" if known(q) else "c")
     for x in (q, k):
         require(dense(x), id="dense")
     for i, item in enumerate(rest):
@@ -85,7 +88,9 @@ def test_contracts_survive(file: Path) -> None:
 def test_every_kind_of_statement_survives() -> None:
     contracts = parse_stubs(EVERYTHING)
     same(contracts)
-    assert parse_json(json.dumps(to_json(contracts)))["operator"] == contracts["operator"]
+    again = parse_json(json.dumps(to_json(contracts)))["operator"]
+    assert again == contracts["operator"]
+    assert again.imports == {"fits": "shop.rules", "known": "shop.rules", "known_there": "till"}
 
 
 @FEW
@@ -250,6 +255,14 @@ def test_the_place_is_shown() -> None:
             {"contracts": [one()], "constants": {"MOST": "open('x')"}},
             "constants.MOST: a constant is a number, a text, or",
         ),
+        ({"contracts": [one()], "imports": ["fits"]}, "imports: an object is wanted, not an array"),
+        ({"contracts": [one()], "imports": {"fits": 1}}, "imports.fits: a text is wanted, not a number"),
+        ({"contracts": [one()], "imports": {"fits": ".shop"}}, "imports.fits: a name is letters"),
+        ({"contracts": [one()], "imports": {"fits": "os import x\n"}}, "imports.fits: a name is letters"),
+        ({"contracts": [one()], "imports": {"*": "os"}}, "imports.*: a name is letters"),
+        ({"contracts": [one()], "imports": {"len": "os"}}, "imports.len: 'len' has a meaning in the language"),
+        ({"contracts": [one()], "imports": {"x": "os"}}, "contracts[0]: 'x' is a parameter here and imported from os"),
+        ({"contracts": [one()], "imports": {"f": "__os__"}}, "imports.f: nothing is imported from '__os__'"),
         ({"contracts": []}, "contracts: no contract here"),
         ({"contracts": [1]}, "contracts[0]: an object is wanted, not a number"),
         ({"name": "f g", "signature": "", "body": []}, "name: a name is letters"),

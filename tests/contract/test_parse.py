@@ -116,7 +116,7 @@ if finite(y):
     require(D > 0, id="d")
     z: any[K]
 require(K > 1, id="e")
-require(N > 1, id="f", hint="big" if highest(x) > 3 else "small")"""
+require(N > 1, id="f")"""
     )
     classes = {rule.id: rule.cost_class for rule in contract.rules}
     assert {name: classes[name] for name in "abcdef"} == {"a": "A", "b": "B", "c": "B", "d": "B", "e": "B", "f": "A"}
@@ -192,11 +192,12 @@ REFUSED = {
     "require(x == b'a')": ("the constant b'a' is not in the language", 14),
     "assert x": ("write require(…): assert vanishes under python -O", 1),
     "requires(x)": ("unknown statement 'requires'; did you mean 'require'?", 1),
-    "import os": (
+    "del x": (
         "not a statement of the language; known are: name: type, name = expression, if/elif/else, for, require(…), "
         "ensure(…), remember(…), returns: type",
         1,
     ),
+    "import os": ("imports stand at the top of a contract file, or of a contract that is no stub", 1),
     "x.y = 3": ("only names can be assigned to", 1),
     "x = 3": ("'x' is a parameter; choose another name", 1),
     "finite = 3": ("'finite' has a meaning in the language; choose another name", 1),
@@ -257,6 +258,29 @@ def test_statements_that_need_each_other_in_a_circle(tmp_path: Path) -> None:
             og.load(file)
 
 
+@pytest.mark.parametrize("text", ["because", "hint"])
+@pytest.mark.parametrize(
+    ("statement", "dearer"),
+    [
+        ("require(N > 1, {text}='big' if highest(x) > 3 else 'small')", "highest"),
+        ("require(N > 1, {text}=f'{{highest(x)}}')", "highest"),
+        ("x: int64[N] = why({text}='odd' if unique(x) else '')", "unique"),
+        ("require(N > 1, {text}='some' if any(i > 1 for i in z) else '')", "any"),
+    ],
+)
+def test_a_hint_costs_no_more_than_its_rule(statement: str, dearer: str, text: str) -> None:
+    line = statement.format(text=text)
+    with pytest.raises(og.ContractError) as caught:
+        stub(f"y: int64[N]\n{line}")
+    message = f"a hint costs no more than its rule: {dearer} is of class B, the rule of class A"
+    assert (caught.value.problem, caught.value.column) == (message, 5 + line.index(f"{dearer}("))
+
+
+def test_a_hint_may_cost_what_its_rule_costs() -> None:
+    stub("x: int64[N]\nrequire(within(x, 0, 3), hint='big' if highest(x) > 3 else 'negative')")
+    stub("x: int64[N]\nrequire(N > 1, hint='some' if any(i > 1 for i in (N, y)) else '')")  # written out
+
+
 # ---------------------------------------------------------------- carriers
 
 
@@ -276,7 +300,7 @@ def test_a_file_holds_stubs_with_different_names() -> None:
     with pytest.raises(og.ContractError, match="a second contract is named 'a'"):
         parse_stubs("def a(x):\n    require(x)\ndef a(x):\n    require(x)\n")
     with pytest.raises(og.ContractError, match="a contract file holds stubs"):
-        parse_stubs("import os\n")
+        parse_stubs("del x\n")
     with pytest.raises(og.ContractError, match="types stand in the body"):
         parse_stubs("def a(x: int):\n    require(x)\n")
 

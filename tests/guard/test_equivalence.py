@@ -12,10 +12,11 @@ from contracts_and_calls import PARAMETERS, calls, contract_bodies
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-import llm_op_guard  # noqa: F401 - registers the value functions
+import llm_op_guard
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.parse import parse_body
 from llm_op_guard.errors import ContractError
+from llm_op_guard.guard.asked import Answers
 from llm_op_guard.guard.bind import Bindings
 from llm_op_guard.guard.explain import explain
 from llm_op_guard.guard.guard import Guard
@@ -151,6 +152,45 @@ def test_like_what_keeps_no_aspects(body: str) -> None:
     values = ((ones, ones, 1), (ones, twos, 1), (ones, None, None))
     calls_of = [{**given, "x": x, "y": y, "n": n, "result": None} for x, y, n in values]
     assert_agreement(contract, calls_of)
+
+
+ASKED: list[Any] = []
+
+
+@llm_op_guard.predicate
+def asked(*arguments: Any) -> bool:
+    ASKED.append(arguments)
+    return bool(len(ASKED) % 2)
+
+
+STATEMENTS_OF_CLASS_C = [
+    ["require(asked(x), id='asked')"],
+    ["require(asked(x.shape, D) or n > 1, certain=False)"],
+    ["v = asked(n)", "require(v == D)"],
+    ["if n:", "    v = asked(n)", "else:", "    v = 1", "require(v < L)", "y: any[v, ...]"],
+    ["if asked(y):", "    z: any[B, L]", "    require(B > 1, id='within')", "else:", "    box.k: int"],
+    ["x: any[asked(y), D]"],
+]
+
+
+@EXAMPLES
+@given(
+    contract_bodies(),
+    st.lists(st.sampled_from(STATEMENTS_OF_CLASS_C), min_size=1, max_size=2, unique_by=str),
+    st.randoms(use_true_random=False),
+    st.lists(calls(), min_size=1, max_size=4),
+)
+def test_a_call_asks_no_predicate(
+    body: list[list[str]], of_class_c: list[list[str]], rng: random.Random, some_calls: list[dict[str, Any]]
+) -> None:
+    body = [*body, *of_class_c]
+    rng.shuffle(body)
+    contract = loaded([[f"from {__name__} import asked"], *body])
+    ASKED.clear()
+    assert_agreement(contract, some_calls)
+    assert ASKED == []
+    for arguments in some_calls:
+        explain(contract, arguments, classes=("A", "B", "C"), answers=Answers(contract.imports))
 
 
 def test_the_comparison_can_fail() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-import llm_op_guard  # noqa: F401 - registers the value functions
+import llm_op_guard as og
 from llm_op_guard.contract.parse import parse_body
 from llm_op_guard.guard.explain import explain
 from llm_op_guard.guard.violation import Violation
@@ -183,6 +184,26 @@ def test_open_groups_bind_and_compare() -> None:
     assert said("x: any[*y.shape, 1]\ny: any", x=t(2, 3, 1), y=t(2, 4)) == [
         ("x.shape", "x.shape = (2, 3)", "y.shape = (2, 4)")
     ]
+
+
+@pytest.mark.parametrize("text", ["50%", "%999999999d", "left", ""])
+def test_a_text_is_never_formatted(text: str) -> None:
+    @og.guard("require(x / 2 == y, id='a')\nrequire(x % 2 == y, id='b')\nrequire(x * 2 == y, id='d')")
+    def operator(x: Any, y: Any) -> int:
+        return 1
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert operator(text, 1) == 1
+    assert caught == []
+
+
+def test_a_number_without_end_is_told_by_its_length() -> None:
+    contract = parse_body("n: int\nrequire(n * n < 3, id='a')", "f", ("n",))
+    (violation,) = explain(contract, {"n": 10**4000})
+    assert violation.observed == "n * n = an integer of 26576 bits"
+    (violation,) = explain(contract, {"n": 2**64})
+    assert violation.observed == f"n * n = {2**128}"
 
 
 def test_not_applicable_is_no_violation() -> None:

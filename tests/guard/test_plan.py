@@ -119,3 +119,11 @@ def test_a_circle_is_refused_every_time() -> None:
         with pytest.raises(og.ContractError, match="cannot be put in order: a, b is needed") as caught:
             plan_check(contract, ("A",))
         assert (caught.value.line, caught.value.column) == (1, 1)
+
+
+def test_no_plan_has_what_asks_a_predicate() -> None:
+    contract = parse_body("from shop import fits\nx: any[N]\nn = fits(x)\nrequire(n > N)\nrequire(N > 1)", "f", ("x",))
+    plan = plan_check(contract, ("A", "B", "C"))
+    assert plan is not None
+    assert {step.clause.cost_class for step in plan.steps} == {"A"}
+    assert plan_check(parse_body("from shop import fits\nrequire(fits(x))", "f", ("x",)), ("A", "B", "C")) is None

@@ -101,7 +101,7 @@ def test_an_operand_that_does_not_apply_comes_before_a_size_that_nothing_solves(
 
     operator(torch.ones(2, 0, 2), torch.ones(1), torch.tensor(2))
     assert og.record.total == 0
-    with pytest.raises(og.GuardError, match="2 is no multiple of 0|B \\* \\(L \\+ n\\) = 0"):
+    with pytest.raises(og.GuardError, match="2 is no multiple of 0"):
         operator(torch.ones(2, 0, 2), torch.ones(1), 2)
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import operators as ops
+import tokenizers
 import torch
 import torch.nn.functional as F  # noqa: N812
 import transformers
@@ -189,6 +190,14 @@ def llama() -> Any:
     return transformers.LlamaForCausalLM(config).eval()
 
 
+def tokenizer_of(tokens: int) -> Any:
+    """A tokenizer as it is before somebody adds tokens, with one added."""
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"{i}": i for i in range(tokens - 1)}, unk_token="0"))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="0")
+    tokenizer.add_tokens(["<new>"])
+    return tokenizer
+
+
 def placeholder_table(token: int) -> Any:
     return SimpleNamespace(weight=rand(32, 4), config=SimpleNamespace(image_token_index=token))
 
@@ -196,8 +205,8 @@ def placeholder_table(token: int) -> Any:
 EMBEDDING = [
     Case("emb-01", F.embedding, "ids_in_table", "B", call(ids(1, 100), rand(100, 4)), call(ids(1, 99), rand(100, 4)),
          IndexError),
-    Case("emb-02", ops.start_service, "tokenizer_fits", "B", fresh(llama, lambda: {"a": 3, "<new>": 32}),
-         fresh(llama, lambda: {"a": 3, "<new>": 31}), IndexError),
+    Case("emb-02", ops.start_service, "tokenizer_fits", "C", fresh(llama, lambda: tokenizer_of(33)),
+         fresh(llama, lambda: tokenizer_of(32)), IndexError),
     Case("emb-03", ops.embed_with_placeholders, "placeholders_are_stripped", "B",
          call(placeholder_table(32), ids(1, 32, 2)), call(placeholder_table(32), ids(1, 2)), IndexError),
     Case("emb-06", ops.sample, "sampled_is_a_token", "B", call(F.one_hot(ids(155), 160).float(), 150),
@@ -257,8 +266,8 @@ LORA = [
     Case("lora-01", ops.match_modules, "every_module_is_matched", "A",
          call(PATHS, ["model.layers.0.q_proj", "model.layers.0.v_proj"]), call(PATHS, PATHS[:1]),
          lambda matched: not matched, blames="operator"),
-    Case("lora-03", ops.inject, "every_target_matches", "B", call(PATHS, ["q_proj", "v_porj"]),
-         call(PATHS, ["q_proj", "v_proj"]), lambda found: len(found) < len(PATHS)),
+    Case("lora-03", ops.inject_lora, "each_target_matches", "C", fresh(llama, lambda: ["q_proj", "k_prj"]),
+         fresh(llama, lambda: ["q_proj", "k_proj"]), lambda adapted: not any("k_proj" in path for path in adapted)),
     Case("lora-05", ops.load_lora, "not_a_placeholder", "B",
          call(nn.Linear(4, 6), {"lora_A": rand(2, 4), "lora_B": torch.empty(0)}),
          call(nn.Linear(4, 6), {"lora_A": rand(2, 4), "lora_B": rand(6, 2)}), RuntimeError),

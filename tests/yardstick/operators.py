@@ -80,8 +80,9 @@ def aux_loss(routing_map: Tensor, padding_mask: Tensor, tp: int = 1) -> Tensor:
 # ---------------------------------------------------------------- token ids
 
 
-def start_service(model: Any, vocab: dict[str, int]) -> Tensor:
-    last: Tensor = model.get_input_embeddings()(torch.tensor([max(vocab.values())]))
+def start_service(model: Any, tokenizer: Any) -> Tensor:
+    """The last token that was added, looked up."""
+    last: Tensor = model.get_input_embeddings()(torch.tensor([tokenizer.convert_tokens_to_ids("<new>")]))
     return last
 
 
@@ -168,6 +169,15 @@ def inject(modules: list[str], targets: list[str]) -> list[str]:
 
 def match_modules(modules: list[str], adapter: list[str]) -> list[str]:
     return [name for name in adapter if name in modules]
+
+
+def inject_lora(model: torch.nn.Module, target_modules: list[str]) -> list[str]:
+    """As PEFT: it complains where no target matches at all."""
+    ends = tuple(f".{target}" for target in target_modules)
+    adapted = [path for path, _ in model.named_modules() if f".{path}".endswith(ends)]
+    if not adapted:
+        raise ValueError("Target modules not found in the base model")
+    return adapted
 
 
 def load_lora(layer: torch.nn.Linear, state: dict[str, Tensor]) -> Tensor:

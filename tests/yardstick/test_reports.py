@@ -49,10 +49,22 @@ def turned_round(group: str) -> dict[str, og.Contract]:
     return parse_stubs(ast.unparse(ast.fix_missing_locations(tree)))
 
 
+def judging(contract: og.Contract, case: Case) -> Any:
+    """The operator with its contract: guarded, or where that asks a predicate, verified first."""
+    if case.cost != "C":
+        return og.guard(contract)(case.operator)
+
+    def verified(*args: Any, **kwargs: Any) -> Any:
+        og.verify(contract, *args, **kwargs)
+        return case.operator(*args, **kwargs)
+
+    return verified
+
+
 def judged(case: Case, call: Any, contract: og.Contract | None = None) -> tuple[list[og.Violation], list[str], Any]:
     """What a guarded call is told: violations, warnings, and its result (None where it was rejected)."""
     og.record.clear()
-    guarded = og.guard(contract or contract_of(case.report))(case.operator)
+    guarded = judging(contract or contract_of(case.report), case)
     result = None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -195,9 +195,12 @@ def _check_call(node: ast.Call, source: Source) -> None:
     if node.func.id in LOOPS:
         _check_loop(node, source)
         return
+    if node.func.id in source.imports:
+        _check_asked(node, source)
+        return
     function = FUNCTIONS.get(node.func.id)
     if function is None:
-        known = [*FUNCTIONS, *LOOPS]
+        known = [*FUNCTIONS, *LOOPS, *source.imports]
         raise source.error(f"unknown function {node.func.id!r}{suggestion(node.func.id, known)}", node.func)
     names = [name for name, _ in function.arguments]
     given = len(node.args)
@@ -229,6 +232,16 @@ def _check_call(node: ast.Call, source: Source) -> None:
             check_expression(keyword.value, source)
 
 
+def _check_asked(node: ast.Call, source: Source) -> None:
+    """The call of an imported predicate: expressions, by position."""
+    for keyword in node.keywords:
+        raise source.error("an imported predicate is given its arguments by position", keyword.value)
+    for argument in node.args:
+        if isinstance(argument, ast.Starred):
+            raise source.error("arguments are written one by one", argument)
+        check_expression(argument, source)
+
+
 def _check_loop(node: ast.Call, source: Source) -> None:
     match node:
         case ast.Call(func=ast.Name(), args=[ast.GeneratorExp(elt=elt, generators=[loop])], keywords=[]) if (
@@ -246,7 +259,7 @@ def check_target(node: ast.expr, source: Source) -> None:
     """Raise ContractError unless `node` is a name, or several, that a loop may give."""
     names = node.elts if isinstance(node, ast.Tuple) else [node]
     for name in names:
-        if not isinstance(name, ast.Name) or name.id in {*FUNCTIONS, *LOOPS, *SEQUENCES, *KEYWORDS}:
+        if not isinstance(name, ast.Name) or name.id in {*FUNCTIONS, *LOOPS, *SEQUENCES, *KEYWORDS, *source.imports}:
             raise source.error("a loop gives names: for x in …, for x, y in …", name)
     if len({name.id for name in names if isinstance(name, ast.Name)}) < len(names):
         raise source.error("a loop gives each name once", node)

@@ -22,7 +22,7 @@ from llm_op_guard.contract.parse import MAX_CHARACTERS, MAX_NESTING, parse_stubs
 from llm_op_guard.contract.source import Source
 from llm_op_guard.errors import ContractError
 
-FILE_KEYS = ("$schema", "constants", "contracts")
+FILE_KEYS = ("$schema", "imports", "constants", "contracts")
 CONTRACT_KEYS = ("name", "signature", "doc", "body")
 REASON_KEYS = ("because", "hint", "certain")
 RULE_KEYS = ("id", *REASON_KEYS, "error")
@@ -47,8 +47,10 @@ ARGUMENT_KEYS = ("type", "dtype", "shape", "device", "optional", "constraint", *
 
 def to_json(contracts: Mapping[str, Contract]) -> dict[str, Any]:
     """The JSON form of the contracts of one file; `parse_json` reads it."""
+    imports = {name: module for contract in contracts.values() for name, module in contract.imports.items()}
     constants = {name: repr(value) for contract in contracts.values() for name, value in contract.constants.items()}
-    shared: dict[str, Any] = {"constants": constants} if constants else {}
+    shared: dict[str, Any] = {"imports": imports} if imports else {}
+    shared |= {"constants": constants} if constants else {}
     return {**shared, "contracts": [_contract_data(contract) for contract in contracts.values()]}
 
 
@@ -162,7 +164,11 @@ class _Writer:
             yield from self._contract(data, ())
             return
         self._check_keys(data, ("contracts",), FILE_KEYS, ())
-        at: Pointer = ("constants",)
+        at: Pointer = ("imports",)
+        for name, module in self._object(data.get("imports", {}), at).items():
+            here = (*at, name)
+            yield _line(here, "from ", self._module(module, here), " import ", _Piece(self._name(name, here), here))
+        at = ("constants",)
         for name, literal in self._object(data.get("constants", {}), at).items():
             here = (*at, name)
             yield _line(here, _Piece(self._name(name, here), here), " = ", self._expression(literal, here))
@@ -375,6 +381,11 @@ class _Writer:
         if not name.isidentifier() or keyword.iskeyword(name):
             raise self._document.error("a name is letters, digits and _, and no word of Python", at)
         return name
+
+    def _module(self, data: Any, at: Pointer) -> _Piece:
+        for part in self._string(data, at).split("."):
+            self._name(part, at)
+        return _Piece(data, at)
 
     def _string(self, data: Any, at: Pointer) -> str:
         if not isinstance(data, str):

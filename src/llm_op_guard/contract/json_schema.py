@@ -21,6 +21,12 @@ _NAME = {"type": "string", "pattern": "^[^\\W\\d]\\w*$"}
 # What stands behind each key, wherever it is used.
 _VALUES: dict[str, Any] = {
     "$schema": _TEXT,
+    "imports": {
+        "description": "predicates by name: the modules that they are imported from",
+        "type": "object",
+        "propertyNames": _NAME,
+        "additionalProperties": {"type": "string", "pattern": "^[^\\W\\d]\\w*(\\.[^\\W\\d]\\w*)*$"},
+    },
     "constants": {
         "description": "values by name: Python literals as texts",
         "type": "object",

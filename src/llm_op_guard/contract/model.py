@@ -16,7 +16,7 @@ from typing import Any, Literal
 from llm_op_guard.contract.path import Path
 from llm_op_guard.contract.source import Place, Source
 
-CostClass = Literal["A", "B"]
+CostClass = Literal["A", "B", "C"]
 
 
 @dataclass(frozen=True)
@@ -413,9 +413,10 @@ class Contract:
     """What an operator requires of its arguments and promises of its result.
 
     `parameters` are the operator's parameter names in order, `signature` the parameter list of a stub as it is written
-    (None for a contract that has that of its function); `constants` the values that its file names; `symbols` the
-    names that stand for sizes, groups of sizes, dtypes and devices; `assigned` the names that the contract itself
-    defines. In `plans` the guards made from this contract share what they have worked out.
+    (None for a contract that has that of its function); `constants` the values that its file names; `imports` the
+    predicates that it asks, by name, with their modules; `symbols` the names that stand for sizes, groups of sizes,
+    dtypes and devices; `assigned` the names that the contract itself defines. In `plans` the guards made from this
+    contract share what they have worked out.
     """
 
     name: str
@@ -426,6 +427,7 @@ class Contract:
     place: Place = field(compare=False, repr=False, default=Place(1, 0))
     signature: str | None = None
     constants: dict[str, Any] = field(compare=False, repr=False, default_factory=dict)
+    imports: dict[str, str] = field(compare=False, repr=False, default_factory=dict)
     symbols: dict[str, SymbolKind] = field(compare=False, repr=False, default_factory=dict)
     clauses: tuple[Clause, ...] = field(compare=False, repr=False, default=())
     rules: tuple[Rule, ...] = field(compare=False, repr=False, default=())
@@ -447,7 +449,8 @@ class Contract:
     @cached_property
     def text(self) -> str:
         """The contract in normal form: two contracts that say the same in the same order have the same text."""
-        lines = [f"{name} = {value!r}" for name, value in self.constants.items()]
+        lines = [f"from {module} import {name}" for name, module in sorted(self.imports.items())]
+        lines += [f"{name} = {value!r}" for name, value in self.constants.items()]
         lines += [f"def {self.name}({self.parameter_list}):"]
         lines += [f"    {line}" for line in _render(self.body)] or ["    pass"]
         return "\n".join(lines) + "\n"

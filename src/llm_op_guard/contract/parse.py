@@ -10,22 +10,40 @@ import inspect
 import re
 import textwrap
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any
 
-from llm_op_guard.contract.expressions import check_expression, check_given, check_iterable, check_target, suggestion
+from llm_op_guard.contract.expressions import (
+    LOOPS,
+    SEQUENCES,
+    check_expression,
+    check_given,
+    check_iterable,
+    check_target,
+    suggestion,
+)
 from llm_op_guard.contract.model import Assign, Contract, Declare, Expr, For, If, Reason, Remember, Require, Statement
 from llm_op_guard.contract.path import Path, path_of
 from llm_op_guard.contract.source import Place, Source
 from llm_op_guard.contract.types import parse_type
 from llm_op_guard.contract.validate import validated
-from llm_op_guard.contract.vocabulary import FUNCTIONS, KEYWORDS
+from llm_op_guard.contract.vocabulary import (
+    DEVICE_TYPES,
+    DTYPE_NAMES,
+    DTYPE_SETS,
+    FUNCTIONS,
+    KEYWORDS,
+    SCALAR_TYPES,
+)
 from llm_op_guard.errors import GUARD_ERRORS, ContractError
 
 # Far above any real contract; keeps a hostile text from exhausting the parser.
 MAX_CHARACTERS = 500_000
 MAX_NESTING = 60
+
+_WHERE_IMPORTS_STAND = "imports stand at the top of a contract file, or of a contract that is no stub"
 
 
 def parse_file(path: str | FilePath) -> dict[str, Contract]:
@@ -48,10 +66,10 @@ def read_text(file: FilePath) -> str:
 
 def parse_stubs(text: str, file: str = "<contract>", source: Source | None = None) -> dict[str, Contract]:
     """Read the text of a `.contract` file; `source` places errors when the file is not made of this text."""
-    source = source or Source(file, text)
+    source, _, statements = _opened(source or Source(file, text))
     contracts: dict[str, Contract] = {}
     constants: dict[str, Any] = {}
-    for position, node in enumerate(_syntax(source)):
+    for node in statements:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)]):
                 constants[name] = _constant(name, node, constants, source)
@@ -59,8 +77,8 @@ def parse_stubs(text: str, file: str = "<contract>", source: Source | None = Non
                 if node.name in contracts:
                     raise source.error(f"a second contract is named {node.name!r}; names in one file differ", node)
                 contracts[node.name] = _stub(node, source, constants)
-            case ast.Expr(value=ast.Constant(value=str())) if position == 0:
-                pass  # what the file says of itself
+            case ast.Import() | ast.ImportFrom():
+                raise source.error(_WHERE_IMPORTS_STAND, node)
             case _:
                 raise source.error("a contract file holds stubs (def operator(arguments): …) and constants", node)
     if not contracts:
@@ -73,11 +91,7 @@ def parse_body(text: str, name: str, parameters: Sequence[str], source: Source |
 
     `source` places errors when the text is a part of a larger file; the text is dedented.
     """
-    source = source or Source(f"<contract of {name}>", dedented(text))
-    body = _syntax(source)
-    doc = ""
-    if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
-        doc, body = _doc(body[0], source), body[1:]
+    source, doc, body = _opened(source or Source(f"<contract of {name}>", dedented(text)))
     if not body:
         raise source.error("the contract is empty; declare an argument (name: type) or write require(…)")
     _check_parameters(parameters, body, source)
@@ -88,6 +102,7 @@ def parse_body(text: str, name: str, parameters: Sequence[str], source: Source |
             doc=doc,
             body=_statements(body, source),
             source=source,
+            imports=_used(source.imports, body),
         )
     )
 
@@ -174,6 +189,46 @@ def _syntax(source: Source) -> list[ast.stmt]:
     return module.body
 
 
+def _opened(source: Source) -> tuple[Source, str, list[ast.stmt]]:
+    """What a text says of itself, its imports (noted in the source; nothing is imported), and the rest of it."""
+    statements = _syntax(source)
+    doc = ""
+    if statements and isinstance(statements[0], ast.Expr) and isinstance(statements[0].value, ast.Constant):
+        doc, statements = _doc(statements[0], source), statements[1:]
+    imports: dict[str, str] = {}
+    while statements and isinstance(statements[0], ast.Import | ast.ImportFrom):
+        for name, module in _imported(statements[0], source):
+            if imports.setdefault(name, module) != module:
+                raise source.error(f"{name!r} is imported from {imports[name]} already", statements[0])
+        statements = statements[1:]
+    return replace(source, imports=imports), doc, statements
+
+
+def _imported(node: ast.stmt, source: Source) -> Iterator[tuple[str, str]]:
+    """The names that `from package.module import name, other` gives, each with its module."""
+    if not isinstance(node, ast.ImportFrom):
+        raise source.error("predicates are imported as: from package.module import name", node)
+    if node.level or node.module is None:
+        raise source.error("a module is named in full; there are no relative imports", node)
+    if node.module != "__main__" and any(part.startswith("__") for part in node.module.split(".")):
+        raise source.error(f"nothing is imported from {node.module!r}", node)
+    # Read now: integrations add functions to the table.
+    taken = {
+        *FUNCTIONS, *LOOPS, *SEQUENCES, *KEYWORDS, *DTYPE_NAMES, *DTYPE_SETS, *DEVICE_TYPES, *SCALAR_TYPES,
+        "list", "result", "_",
+    }  # fmt: skip
+    for alias in node.names:
+        if alias.name == "*":
+            raise source.error("predicates are imported one by one, by name", alias)
+        if alias.asname is not None:
+            raise source.error("a predicate keeps its name; `as` is not in the language", alias)
+        if alias.name.startswith("__"):
+            raise source.error(f"{alias.name!r}: names do not begin with two underscores", alias)
+        if alias.name in taken:
+            raise source.error(f"{alias.name!r} has a meaning in the language; give the predicate another name", alias)
+        yield alias.name, node.module
+
+
 def _limit_nesting(statement: ast.stmt, source: Source) -> None:
     level: list[ast.AST] = [statement]
     for _ in range(MAX_NESTING):
@@ -195,7 +250,7 @@ def _stub(node: ast.FunctionDef, source: Source, constants: dict[str, Any]) -> C
         if argument is not None and argument.annotation is not None:
             raise source.error("types stand in the body, as statements: name: type", argument.annotation)
     parameters = tuple(argument.arg for argument in everything if argument is not None)
-    _check_parameters(parameters, body, source)
+    _check_parameters(parameters, body, source, node)
     return validated(
         Contract(
             name=node.name,
@@ -206,11 +261,17 @@ def _stub(node: ast.FunctionDef, source: Source, constants: dict[str, Any]) -> C
             place=Place.of(node),
             signature=ast.unparse(arguments),
             constants=_used(constants, body),
+            imports=_used(source.imports, body),
         )
     )
 
 
-def _check_parameters(parameters: Sequence[str], body: list[ast.stmt], source: Source) -> None:
+def _check_parameters(
+    parameters: Sequence[str], body: list[ast.stmt], source: Source, place: ast.stmt | None = None
+) -> None:
+    for name in parameters:
+        if name in source.imports:
+            raise source.error(f"{name!r} is a parameter here and imported from {source.imports[name]}", place)
     reserved = {*KEYWORDS, "result"} & set(parameters)
     for statement in body if reserved else ():
         for node in ast.walk(statement):
@@ -218,15 +279,17 @@ def _check_parameters(parameters: Sequence[str], body: list[ast.stmt], source: S
                 raise source.error(f"{node.id!r} is a parameter here and a word of the language", node)
 
 
-def _used(constants: dict[str, Any], body: list[ast.stmt]) -> dict[str, Any]:
+def _used(known: Mapping[str, Any], body: list[ast.stmt]) -> dict[str, Any]:
     names = {node.id for statement in body for node in ast.walk(statement) if isinstance(node, ast.Name)}
-    return {name: value for name, value in constants.items() if name in names}
+    return {name: value for name, value in known.items() if name in names}
 
 
 def _constant(name: str, node: ast.Assign, constants: dict[str, Any], source: Source) -> Any:
     """The value of `NAME = literal`: numbers, texts, tuples, lists and dicts of these."""
     if not name.isupper() or name in constants or len(name) < 3:
         raise source.error("a constant has a name of capitals, at least three, that no other constant has", node)
+    if name in source.imports:
+        raise source.error(f"{name!r} is a constant here and imported from {source.imports[name]}", node)
     try:
         return ast.literal_eval(node.value)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
@@ -283,6 +346,8 @@ def _statement(node: ast.stmt, source: Source) -> Statement:
         case ast.Expr(value=ast.Call(func=ast.Name(id=name) as function)):
             known = ["require", "ensure", "remember"]
             raise source.error(f"unknown statement {name!r}{suggestion(name, known)}", function)
+        case ast.Import() | ast.ImportFrom():
+            raise source.error(_WHERE_IMPORTS_STAND, node)
         case ast.Assert():
             raise source.error("write require(…): assert vanishes under python -O", node)
     raise source.error(
@@ -384,7 +449,7 @@ def _names(target: ast.expr, source: Source) -> tuple[str, ...]:
     for item in items:
         if not isinstance(item, ast.Name):
             raise source.error("only names can be assigned to", item)
-        if item.id in KEYWORDS or item.id in FUNCTIONS or item.id == "result":
+        if item.id in KEYWORDS or item.id in FUNCTIONS or item.id in source.imports or item.id == "result":
             raise source.error(f"{item.id!r} has a meaning in the language; choose another name", item)
         names.append(item.id)
     return tuple(names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,9 +25,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """Text that a contract was read from; turns a syntax node into a place for an error.
+    """Text that a contract was read from, and the predicates that it imports: names with their modules.
 
-    `line_of` tells the line of the file for a line and column of the text, where the file is not made of this text.
+    Turns a syntax node into a place for an error. `line_of` tells the line of the file for a line and column of the
+    text, where the file is not made of this text.
     """
 
     file: str
@@ -35,6 +36,7 @@ class Source:
     first_line: int = 1
     indent: int = 0
     line_of: Callable[[int, int], int] | None = field(default=None, compare=False, repr=False)
+    imports: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def error(self, problem: str, node: ast.AST | Place | None = None) -> ContractError:
         """The error for `problem` at a syntax node or place (the start of the text when there is none)."""

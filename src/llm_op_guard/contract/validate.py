@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from llm_op_guard.contract.expressions import LOOPS, calls_in, names_in, steps_of, suggestion
+from llm_op_guard.contract.costs import check_costs, classified
+from llm_op_guard.contract.expressions import names_in, steps_of, suggestion
 from llm_op_guard.contract.loops import unrolled, written_out
 from llm_op_guard.contract.model import (
     Alternative,
@@ -15,7 +16,6 @@ from llm_op_guard.contract.model import (
     Clause,
     Condition,
     Contract,
-    CostClass,
     Declare,
     DeviceSymbol,
     Dtype,
@@ -35,20 +35,18 @@ from llm_op_guard.contract.model import (
     Rest,
     Rule,
     ScalarType,
-    Size,
     Statement,
     SymbolKind,
     TensorType,
     TupleType,
     Type,
-    dim_symbol,
 )
 from llm_op_guard.contract.satisfiable import check_satisfiable
 from llm_op_guard.contract.solve import inverse
 from llm_op_guard.contract.source import Place, Source
 from llm_op_guard.contract.uses import check_uses
 from llm_op_guard.contract.vocabulary import DEVICE_TYPES, DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, KEYWORDS, dtype_names
-from llm_op_guard.contract.walk import declared_paths, items_of, paths_in_type, tensor_types
+from llm_op_guard.contract.walk import binders, declared_paths, items_of, paths_in_type, solvable, tensor_types
 
 # Names that an expression may use for what they are: dtypes and sets of them.
 _CONSTANTS = frozenset({*DTYPE_NAMES, *DTYPE_SETS})
@@ -67,7 +65,8 @@ def validated(contract: Contract) -> Contract:
             _check_type(clause.statement.type, clause.statement, contract)
     _check_assignments(contract)
     _check_binders(contract)
-    contract = replace(contract, clauses=_classified(contract))
+    contract = replace(contract, clauses=classified(contract))
+    check_costs(contract)
     _check_memory(contract)
     rules = tuple(rule for clause in contract.clauses for rule in _rules(clause))
     _check_repeated(rules, contract)
@@ -118,7 +117,7 @@ def _symbols(contract: Contract) -> dict[str, SymbolKind]:
             raise contract.source.error(
                 f"{name!r} is a parameter or assigned name, so it cannot stand for a {kind}", node
             )
-        if name in FUNCTIONS or name in KEYWORDS or name in _CONSTANTS or name in {*DEVICE_TYPES, "result"}:
+        if name in {*FUNCTIONS, *KEYWORDS, *_CONSTANTS, *DEVICE_TYPES, *contract.imports, "result"}:
             raise contract.source.error(f"{name!r} has a meaning in the language; choose another symbol", node)
         if kinds.setdefault(name, kind) != kind:
             raise contract.source.error(f"{name!r} stands for a {kinds[name]} elsewhere and for a {kind} here", node)
@@ -162,6 +161,8 @@ def _check_names(clause: Clause, contract: Contract) -> None:
     statement = clause.statement
     for expr in (*_expressions(statement), *(condition.test for condition in clause.conditions)):
         for name, place in names_in(expr.node).items():
+            if name in contract.imports:
+                raise contract.source.error(f"{name!r} is imported to be called: {name}(…)", place)
             if name not in known:
                 raise contract.source.error(f"unknown name {name!r}{suggestion(name, known)}", place)
     if isinstance(statement, Declare | Remember):
@@ -270,35 +271,6 @@ def _dtype_meets(a: Dtype, b: Dtype) -> bool:
 # ---------------------------------------------------------------- binding
 
 
-def binders(contract: Contract) -> list[tuple[str, Clause]]:
-    """Every symbol with each clause that shows its value directly."""
-    found: list[tuple[str, Clause]] = []
-    for clause in contract.clauses:
-        if isinstance(clause.statement, Declare):
-            for tensor in tensor_types(clause.statement.type):
-                found += [(symbol, clause) for symbol in bound_symbols(tensor, contract)]
-    return found
-
-
-def bound_symbols(tensor: TensorType, contract: Contract) -> Iterator[str]:
-    """The symbols that a tensor of this type shows directly."""
-    for name in (*map(dim_symbol, tensor.dims or ()), tensor.dtype_symbol, tensor.device_symbol):
-        if name is not None and name in contract.symbols:
-            yield name
-
-
-def solvable(contract: Contract) -> list[tuple[Expr, Clause]]:
-    """The dimension expressions that are more than a symbol and hold at least one."""
-    return [
-        (dim.expr, clause)
-        for clause in contract.clauses
-        if isinstance(clause.statement, Declare)
-        for tensor in tensor_types(clause.statement.type)
-        for dim in tensor.dims or ()
-        if isinstance(dim, Size) and dim.expr.symbol is None and set(names_in(dim.expr.node)) & set(contract.symbols)
-    ]
-
-
 def _check_binders(contract: Contract) -> None:
     known = {symbol for symbol, _ in binders(contract)}
     grown = True
@@ -333,94 +305,7 @@ def _first_use(name: str, contract: Contract) -> Place | None:
     return None
 
 
-# ---------------------------------------------------------------- cost class, time, rules
-
-
-def _classified(contract: Contract) -> tuple[Clause, ...]:
-    """Infer from everything a clause reads what it costs, whether it waits for the result, and whether it is eager."""
-    clauses = list(contract.clauses)
-    bound_by = binders(contract)
-    changed = True
-    while changed:
-        changed = False
-        costs, late, untraced = _name_properties(contract, clauses, bound_by)
-        for index, clause in enumerate(clauses):
-            names, functions = _reads(clause, contract.symbols)
-            costly = any(_is_costly(f) for f in functions) or any(costs.get(n) == "B" for n in names)
-            statement = clause.statement
-            waits = isinstance(statement, Remember) or (isinstance(statement, Require) and statement.promised)
-            after = waits or "result" in names or any(late.get(name, False) for name in names)
-            eager = (
-                isinstance(statement, Remember)
-                or any(f in FUNCTIONS and FUNCTIONS[f].eager for f in functions)
-                or any(untraced.get(name, False) for name in names)
-            )
-            found = replace(
-                clause,
-                cost_class="B" if costly else clause.cost_class,
-                after_call=after or clause.after_call,
-                eager=eager or clause.eager,
-            )
-            changed |= found != clause
-            clauses[index] = found
-    return tuple(clauses)
-
-
-def _is_costly(function: str) -> bool:
-    # A loop is as long as what it goes through.
-    return function in LOOPS or (function in FUNCTIONS and FUNCTIONS[function].cost_class == "B")
-
-
-def _name_properties(
-    contract: Contract, clauses: list[Clause], bound_by: list[tuple[str, Clause]]
-) -> tuple[dict[str, CostClass], dict[str, bool], dict[str, bool]]:
-    """For each symbol and assigned name: the class of the cheapest place that gives it, whether all wait for the
-    result, and whether all are eager.
-    """
-    current = dict(zip((id(c.statement) for c in contract.clauses), clauses, strict=True))
-    givers: dict[str, list[Clause]] = {}
-    for symbol, clause in bound_by:
-        givers.setdefault(symbol, []).append(current[id(clause.statement)])
-    for expr, clause in solvable(contract):
-        for name in names_in(expr.node):
-            if name in contract.symbols and name not in {symbol for symbol, _ in bound_by}:
-                givers.setdefault(name, []).append(current[id(clause.statement)])
-    for clause in clauses:
-        if isinstance(clause.statement, Assign):
-            for name in clause.statement.names:
-                givers.setdefault(name, []).append(clause)
-    costs: dict[str, CostClass] = {
-        name: "B" if all(c.cost_class == "B" for c in places) else "A" for name, places in givers.items()
-    }
-    late = {name: all(c.after_call for c in places) for name, places in givers.items()}
-    untraced = {name: all(c.eager for c in places) for name, places in givers.items()}
-    return costs, late, untraced
-
-
-def _reads(clause: Clause, symbols: Container[str]) -> tuple[set[str], set[str]]:
-    """The names and functions that decide a clause's verdict (its hint and reason do not)."""
-    exprs = [condition.test.node for condition in clause.conditions]
-    names: set[str] = set()
-    if isinstance(clause.statement, Declare):
-        names.add(clause.statement.path.root)
-        names |= {path.root for path in paths_in_type(clause.statement.type)}
-        for tensor in tensor_types(clause.statement.type):
-            # A bare symbol is told here, not read; everything else in a size is read.
-            exprs += [expr.node for expr in tensor.sizes if expr.symbol not in symbols]
-            if len(tensor.dtypes) > 1:
-                names |= {dtype.name for dtype in tensor.dtypes if isinstance(dtype, DtypeSymbol)}
-            if len(tensor.devices or ()) > 1:
-                names |= {device.name for device in tensor.devices or () if isinstance(device, DeviceSymbol)}
-    elif isinstance(clause.statement, Remember):
-        names.add(clause.statement.path.root)
-        exprs += [expr.node for _, expr in clause.statement.facts]
-    else:
-        exprs.append(clause.statement.expr.node)
-    functions: set[str] = set()
-    for node in exprs:
-        names |= set(names_in(node))
-        functions |= set(calls_in(node))
-    return names, functions
+# ---------------------------------------------------------------- rules
 
 
 def _rules(clause: Clause) -> Iterator[Rule]:

@@ -1,21 +1,26 @@
-"""Going through types: what is inside a tuple or a list, which tensors and paths a declaration names."""
+"""Going through types: what is inside a tuple or a list, which tensors, paths and symbols a declaration names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from llm_op_guard.contract.expressions import names_in
 from llm_op_guard.contract.model import (
     Alternative,
+    Clause,
     Contract,
     Declare,
     DeviceOf,
     DtypeOf,
+    Expr,
     Like,
     ListType,
     RestOf,
+    Size,
     TensorType,
     TupleType,
     Type,
+    dim_symbol,
 )
 from llm_op_guard.contract.path import Path
 
@@ -77,3 +82,32 @@ def declared_paths(path: Path, declared: Type) -> Iterator[tuple[Path, Type]]:
         for index, item in enumerate(items_of(alternative)):
             inner = path.item("_") if isinstance(alternative, ListType) else path.item(index)
             yield from declared_paths(inner, item)
+
+
+def binders(contract: Contract) -> list[tuple[str, Clause]]:
+    """Every symbol with each clause that shows its value directly."""
+    found: list[tuple[str, Clause]] = []
+    for clause in contract.clauses:
+        if isinstance(clause.statement, Declare):
+            for tensor in tensor_types(clause.statement.type):
+                found += [(symbol, clause) for symbol in bound_symbols(tensor, contract)]
+    return found
+
+
+def bound_symbols(tensor: TensorType, contract: Contract) -> Iterator[str]:
+    """The symbols that a tensor of this type shows directly."""
+    for name in (*map(dim_symbol, tensor.dims or ()), tensor.dtype_symbol, tensor.device_symbol):
+        if name is not None and name in contract.symbols:
+            yield name
+
+
+def solvable(contract: Contract) -> list[tuple[Expr, Clause]]:
+    """The dimension expressions that are more than a symbol and hold at least one."""
+    return [
+        (dim.expr, clause)
+        for clause in contract.clauses
+        if isinstance(clause.statement, Declare)
+        for tensor in tensor_types(clause.statement.type)
+        for dim in tensor.dims or ()
+        if isinstance(dim, Size) and dim.expr.symbol is None and set(names_in(dim.expr.node)) & set(contract.symbols)
+    ]

@@ -25,8 +25,10 @@ from llm_op_guard.contract.model import (
     ListType,
     LiteralType,
     NoneType,
+    Rest,
     ScalarType,
     Size,
+    SizeOneOf,
     TensorType,
     TupleType,
     Type,
@@ -35,6 +37,7 @@ from llm_op_guard.contract.model import (
 from llm_op_guard.contract.path import Path
 from llm_op_guard.contract.solve import inverse
 from llm_op_guard.guard import functions
+from llm_op_guard.guard.asked import Answers
 from llm_op_guard.guard.evaluate import Values, dtype_values
 from llm_op_guard.guard.reading import INAPPLICABLE, SCALAR_TESTS, Broken, autocast_dtype, is_a, is_tensor
 
@@ -68,11 +71,12 @@ class Bindings:
         arguments: Mapping[str, Any],
         known: Mapping[str, Any],
         after_call: bool,
+        answers: Answers | None = None,
     ) -> None:
         self.after_call = after_call
         self.contract = contract
         self.clauses = clauses
-        self.values = Values(arguments, contract.constants)
+        self.values = Values(arguments, contract.constants, answers)
         self.known = {name: value for name, value in known.items() if name in contract.assigned}
         self.symbols_at_entry = {name: value for name, value in known.items() if name in contract.symbols}
         self.observations: list[Observation] = []
@@ -264,6 +268,18 @@ def aligned(tensor: TensorType, shape: Any) -> list[tuple[Dim, int, Any]]:
         (dims[rest], rest, sizes[rest:end]),
         *((dims[rest + 1 + i], end + i, sizes[end + i]) for i in range(after)),
     ]
+
+
+def symbols_of(dim: Dim) -> set[str]:
+    """The names that a dimension is written with."""
+    match dim:
+        case Size(expr=expr):
+            return set(names_in(expr.node))
+        case SizeOneOf(options=options):
+            return {name for option in options for name in names_in(option.node)}
+        case Rest(name=str() as name):
+            return {name}
+    return set()
 
 
 # ---------------------------------------------------------------- agreement

@@ -12,6 +12,7 @@ from llm_op_guard.contract.model import DtypeName, DtypeSet, Expr
 from llm_op_guard.contract.path import Path
 from llm_op_guard.contract.vocabulary import DEVICE_TYPES, DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, RAW_KINDS, dtype_names
 from llm_op_guard.guard import functions
+from llm_op_guard.guard.asked import Answers
 from llm_op_guard.guard.memory import Identity
 from llm_op_guard.guard.reading import (
     INAPPLICABLE,
@@ -33,6 +34,8 @@ from llm_op_guard.guard.reading import (
 
 # More items than any list of layers, stop tokens or images has.
 _LONGEST = 100_000
+# More than any size, id or bound of a dtype.
+_MOST_BITS = 256
 
 
 class Unbound(NotApplicable):
@@ -63,12 +66,22 @@ COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 }
 
 
-class Values:
-    """The names of one call: parameters, symbols, assigned names."""
+# What reads from the call.
+_READS = (ast.Name, ast.Attribute, ast.Subscript)
 
-    def __init__(self, arguments: Mapping[str, Any], constants: Mapping[str, Any]) -> None:
+
+class Values:
+    """The names of one call: parameters, symbols, assigned names.
+
+    Without `answers` no imported predicate is asked, and what depends on one does not apply.
+    """
+
+    def __init__(
+        self, arguments: Mapping[str, Any], constants: Mapping[str, Any], answers: Answers | None = None
+    ) -> None:
         self.arguments = arguments
         self.constants = constants
+        self.answers = answers
         self.symbols: dict[str, Any] = {}
         self.assigned: dict[str, Any] = {}
         self.items: dict[str, Any] = {}
@@ -201,8 +214,20 @@ class Values:
             if name == "has":
                 return not absent
             return self._value(node.args[1]) if absent else plain(value)
+        if name not in FUNCTIONS:
+            return self._asked(name, node)
         given, keywords = self.call_arguments(name, node)
         return functions.IMPLEMENTATIONS[name](*given, **keywords)
+
+    def _asked(self, name: str, node: ast.Call) -> Any:
+        """What an imported predicate says; an argument of the call that is None is as good as absent."""
+        if self.answers is None:
+            raise NotApplicable
+        given = [self.raw(argument) for argument in node.args]
+        read = (value for argument, value in zip(node.args, given, strict=True) if isinstance(argument, _READS))
+        if any(value is None for value in read):
+            raise NotApplicable
+        return self.answers.ask(name, given)
 
     def call_arguments(self, name: str, node: ast.Call) -> tuple[list[Any], dict[str, Any]]:
         """The arguments of a function call, tensors as they are and everything else plain."""
@@ -340,6 +365,8 @@ def show(value: Any) -> str:
         return f"a text of {len(value)} characters"
     if isinstance(value, tuple):
         return f"({', '.join(show(part) for part in value)}{',' if len(value) == 1 else ''})"
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        return f"an integer of {value.bit_length()} bits"  # Python refuses to write very long ones
     if value is None or isinstance(value, bool | int | float) or type(value) is complex:
         return str(value)
     if isinstance(value, DeviceKind):

@@ -40,7 +40,8 @@ from llm_op_guard.contract.model import (
     Type,
 )
 from llm_op_guard.contract.path import Path
-from llm_op_guard.guard.bind import LONGEST_LIST, Bindings, aligned, committed, dtype_fits, fits
+from llm_op_guard.guard.asked import Answers
+from llm_op_guard.guard.bind import LONGEST_LIST, Bindings, aligned, committed, dtype_fits, fits, symbols_of
 from llm_op_guard.guard.describe import (
     describe_rule,
     dtypes_text,
@@ -62,8 +63,7 @@ from llm_op_guard.guard.reading import (
 )
 from llm_op_guard.guard.reads import Read, reads_of
 from llm_op_guard.guard.violation import Binding, Violation
-
-_ALL_CLASSES: frozenset[CostClass] = frozenset({"A", "B"})
+from llm_op_guard.policy import CLASSES
 
 
 @dataclass
@@ -88,18 +88,21 @@ def explain(
     contract: Contract,
     arguments: Mapping[str, Any],
     *,
-    classes: Iterable[CostClass] = _ALL_CLASSES,
+    classes: Iterable[CostClass] = CLASSES,
     after_call: bool = False,
     known: Mapping[str, Any] | None = None,
     at_entry: Mapping[Path, Snapshot | None] | None = None,
+    answers: Answers | None = None,
 ) -> list[Violation]:
     """Every rule of `contract` that this call breaks, in the order of its statements; consequences are left out.
 
     `arguments` maps parameter names (and, after the call, `result`) to values. Only rules of the given cost classes
     are judged; after the call, only those that had to wait for the result. `known` are the values that assigned
-    names had before the call, `at_entry` what the tensors looked like that types refer to.
+    names had before the call, `at_entry` what the tensors looked like that types refer to. `answers` asks the
+    predicates of class C; what went wrong with them stands in its `failures`.
     """
-    return _Explanation(contract, arguments, frozenset(classes), after_call, known or {}, at_entry or {}).violations()
+    judged = frozenset(classes)
+    return _Explanation(contract, arguments, judged, after_call, known or {}, at_entry or {}, answers).violations()
 
 
 class _Explanation:
@@ -111,6 +114,7 @@ class _Explanation:
         after_call: bool,
         known: Mapping[str, Any],
         at_entry: Mapping[Path, Snapshot | None],
+        answers: Answers | None,
     ) -> None:
         self.contract = contract
         self.at_entry = at_entry
@@ -122,7 +126,8 @@ class _Explanation:
             for clause in contract.clauses
             if clause.cost_class in {"A", *classes} and (after_call or not clause.after_call)
         ]
-        self.bindings = Bindings(contract, clauses, arguments, known, after_call)
+        self.answers = answers
+        self.bindings = Bindings(contract, clauses, arguments, known, after_call, answers)
         self.values = self.bindings.values
         self.faults: list[_Fault] = []
 
@@ -130,7 +135,11 @@ class _Explanation:
         self.bindings.collect()
         for clause in self.bindings.clauses:
             if clause.after_call == self.after_call and clause.cost_class in self.judged:
+                if self.answers is not None:
+                    self.answers.about(clause)
                 self._judge(clause)
+        if self.answers is not None:
+            self.answers.about(None)
         return [self._violation(fault) for fault in self._without_consequences()]
 
     def _model(self, path: Path) -> Any:
@@ -308,7 +317,7 @@ class _Explanation:
             if expected is not None:
                 observed_parts.append(f"{where} = {show(tuple(observed) if isinstance(observed, tuple) else observed)}")
                 expected_parts.append(expected)
-                names |= _symbols_of(dim)
+                names |= symbols_of(dim)
         if observed_parts:
             self._fault(
                 clause,
@@ -477,17 +486,6 @@ def _is_promise(statement: Leaf) -> bool:
         case Declare(path=path):
             return path.root == "result"
     return False
-
-
-def _symbols_of(dim: Dim) -> set[str]:
-    match dim:
-        case Size(expr=expr):
-            return set(names_in(expr.node))
-        case SizeOneOf(options=options):
-            return {name for option in options for name in names_in(option.node)}
-        case Rest(name=str() as name):
-            return {name}
-    return set()
 
 
 def _spoilt(read: Read, cause: _Fault) -> bool:

@@ -22,7 +22,9 @@ _MAX_DIVISORS_OF = 1 << 24
 
 
 def divide(a: Any, b: Any) -> Any:
-    """`a / b`: exact between integers, plain with a float."""
+    """`a / b`: exact between integers, plain with a float; never text formatting."""
+    if isinstance(a, str):
+        raise NotApplicable
     if b == 0:
         raise Broken(f"{a} / {b} divides by zero")
     if isinstance(a, float) or isinstance(b, float):

@@ -13,20 +13,18 @@ from llm_op_guard.contract.model import Contract, CostClass, Require
 from llm_op_guard.contract.path import Path
 from llm_op_guard.errors import GuardError, GuardInternalWarning, GuardWarning
 from llm_op_guard.guard.compile import compile_check
-from llm_op_guard.guard.context import tensors_among
+from llm_op_guard.guard.context import any_beyond
 from llm_op_guard.guard.explain import explain
 from llm_op_guard.guard.interpret import interpreted_check, interpreted_check_after, is_interpreted
 from llm_op_guard.guard.memory import distrust
 from llm_op_guard.guard.plan import Plan, plan_check
-from llm_op_guard.guard.reading import Snapshot, is_beyond, is_tracing
+from llm_op_guard.guard.reading import Snapshot, is_tracing
 from llm_op_guard.guard.source import CheckSource, check_source
 from llm_op_guard.guard.traced import Local, comptime, constant, may_break_graph, teller
 from llm_op_guard.guard.violation import Violation
-from llm_op_guard.policy import Action, Policy, current
+from llm_op_guard.policy import CLASSES, Action, Policy, current
 
 logger = logging.getLogger("llm_op_guard")
-
-_BOTH: tuple[CostClass, ...] = ("A", "B")
 
 
 class Reporter(Protocol):
@@ -65,7 +63,7 @@ class Guard:
         self.defaults = defaults
         self.reporter = reporter
         self._tally = tally
-        whole = plan_check(contract, _BOTH)
+        whole = plan_check(contract, CLASSES)
         self.parameters: tuple[str, ...] = whole.parameters if whole is not None else ()
         self._checks: dict[frozenset[CostClass], tuple[Callable[..., Any], Callable[..., None] | None]] = {}
         self._failed_inside = False
@@ -156,10 +154,15 @@ class Guard:
             f"through unchecked. This is a fault of the guard, not of the call; it is reported once for each site."
         )
         logger.error(message, exc_info=error)
-        try:
-            warnings.warn(GuardInternalWarning(message), stacklevel=2)
-        except GuardInternalWarning:
-            logger.debug("warnings are errors here; the call goes through all the same")
+        warn_of_inside(message)
+
+
+def warn_of_inside(message: str) -> None:
+    """Give a GuardInternalWarning; where warnings are errors, the call goes through all the same."""
+    try:
+        warnings.warn(GuardInternalWarning(message), stacklevel=3)
+    except GuardInternalWarning:
+        logger.debug("warnings are errors here; the call goes through all the same")
 
 
 class _Outcome:
@@ -226,7 +229,7 @@ class _Outcome:
     ) -> GuardError | None:
         guard = self._guard
         try:
-            if self._beyond(arguments):
+            if any_beyond(guard.contract, arguments):
                 return None
             effective = current(guard.defaults, guard.names)
             judged = frozenset(c for c in self._classes if effective.action(c) is not Action.OFF)
@@ -247,12 +250,6 @@ class _Outcome:
         except Exception as error:
             guard.fail_inside(error)
         return None
-
-    def _beyond(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether anything that the check looks at is beyond what the language speaks of."""
-        return any(is_beyond(value) for value in arguments.values()) or any(
-            is_beyond(tensor) for _, tensor in tensors_among(self._guard.contract, arguments)
-        )
 
 
 def _nothing(*_: Any) -> None:

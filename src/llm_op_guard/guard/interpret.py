@@ -47,7 +47,7 @@ def interpreted_check(
         given = dict(zip(parameters, arguments, strict=True))
         try:
             accepted = not explain(contract, given, classes=classes)
-            state = _state(contract, given, arguments) if accepted and later else None
+            state = _state(contract, given, arguments, classes) if accepted and later else None
         except Exception:  # what to make of it is decided where every other call that is not accepted goes
             accepted, state = False, None
         if not accepted and (error := failed(arguments)) is not None:
@@ -99,8 +99,8 @@ def facts_to_keep(
             yield owner, tuple(name for name, _ in statement.facts), facts
 
 
-def _state(contract: Contract, given: dict[str, Any], arguments: tuple[Any, ...]) -> Any:
-    clauses = [clause for clause in contract.clauses if not clause.after_call]
+def _state(contract: Contract, given: dict[str, Any], arguments: tuple[Any, ...], classes: frozenset[CostClass]) -> Any:
+    clauses = [clause for clause in contract.clauses if clause.cost_class in classes and not clause.after_call]
     bindings = Bindings(contract, clauses, given, {}, after_call=False)
     bindings.collect()
     known = {**bindings.values.symbols, **{name: kept(v) for name, v in bindings.values.assigned.items()}}

@@ -35,6 +35,7 @@ from llm_op_guard.guard.steps import (
     names_read,
     steps_of,
 )
+from llm_op_guard.policy import CLASSES
 
 
 @dataclass(frozen=True)
@@ -65,14 +66,21 @@ class Plan:
 def plan_check(contract: Contract, classes: Iterable[CostClass], *, after_call: bool = False) -> Plan | None:
     """The plan for the rules of these cost classes, or None when there are none at that time.
 
-    Made once for each contract object, which keeps it. Raises ContractError when statements need each other in a
-    circle.
+    Of class C there is none: imported predicates are never asked in a call. Made once for each contract object, which
+    keeps it. Raises ContractError when statements need each other in a circle.
     """
-    wanted = frozenset(classes)
+    wanted = frozenset(classes) & frozenset(CLASSES)
     if (wanted, after_call) not in contract.plans:
         contract.plans[wanted, after_call] = _planned(contract, wanted, after_call)
     plan: Plan | None = contract.plans[wanted, after_call]
     return plan
+
+
+def check_order(contract: Contract) -> None:
+    """Raise ContractError when statements need each other in a circle, those of class C among them."""
+    for after_call in (False, True):
+        plan_check(contract, CLASSES, after_call=after_call)
+    _ordered(list(steps_of(contract, [c for c in contract.clauses if not c.after_call])), contract, frozenset())
 
 
 def _planned(contract: Contract, wanted: frozenset[CostClass], after_call: bool) -> Plan | None:

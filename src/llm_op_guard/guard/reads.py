@@ -27,6 +27,10 @@ def reads_of(node: ast.AST, contract: Contract) -> list[Read]:
     found: list[Read] = []
 
     def visit(part: ast.AST, aspect: str) -> None:
+        if isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id in contract.imports:
+            for argument in part.args:
+                visit(argument, "value")  # nobody knows what an imported predicate looks at
+            return
         if isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id in FUNCTIONS:
             function = FUNCTIONS[part.func.id]
             inner = (

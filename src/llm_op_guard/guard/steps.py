@@ -34,8 +34,7 @@ from llm_op_guard.contract.model import (
     Type,
 )
 from llm_op_guard.contract.path import Path
-from llm_op_guard.contract.validate import bound_symbols
-from llm_op_guard.contract.walk import paths_in_tensor, paths_in_type
+from llm_op_guard.contract.walk import bound_symbols, paths_in_tensor, paths_in_type
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from types import FunctionType, MethodType
 from typing import Any, cast
 
+from llm_op_guard.contract.model import Contract
+from llm_op_guard.contract.parse import stub_signature
 from llm_op_guard.install.binding import ABSENT, usable
 from llm_op_guard.install.operation import GUARDED, Operation
 from llm_op_guard.install.stand_in import KernelStandIn, StandIn, launching, through
@@ -61,11 +63,28 @@ def is_guarded(target: Any) -> bool:
     return isinstance(target, StandIn) or GUARDED in getattr(target, "__dict__", ())
 
 
-def _seen_signature(target: Any) -> inspect.Signature | None:
+def beneath(target: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The function that carries the guard of something guarded, and what it is bound to."""
+    if isinstance(target, StandIn):
+        target = target._guarded_call
+    elif isinstance(target, _torch("nn.Module")) or _is_class_of(target, "nn.Module"):
+        target = target.forward
+    return (target.__func__, (target.__self__,)) if isinstance(target, MethodType) else (target, ())
+
+
+def _seen_signature(target: Any, *, follow_wrapped: bool = True) -> inspect.Signature | None:
     try:
-        return usable(inspect.signature(target))
+        return usable(inspect.signature(target, follow_wrapped=follow_wrapped))
     except (ValueError, TypeError):
         return None
+
+
+def signature_for(function: Any, contract: Contract) -> inspect.Signature | None:
+    """The signature by which calls of a guarded function give what its contract names; None where nobody can say."""
+    for seen in (_seen_signature(function, follow_wrapped=False), _seen_signature(function)):
+        if seen is not None and {*contract.parameters} <= {*seen.parameters}:
+            return seen
+    return stub_signature(contract)
 
 
 def _names(target: Any) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from types import FunctionType
 from llm_op_guard.guard.guard import Guard
 from llm_op_guard.install.binding import PACKED, Binding
 from llm_op_guard.install.patch import Patch
-from llm_op_guard.policy import anywhere
+from llm_op_guard.policy import CLASSES, anywhere
 
 logger = logging.getLogger("llm_op_guard")
 
@@ -47,7 +47,7 @@ class Site:
             if not classes:
                 self.patch.disarm()
                 return
-            check, check_result = self.guard.checks(c for c in ("A", "B") if c in classes)
+            check, check_result = self.guard.checks(c for c in CLASSES if c in classes)
             if self._binding is not None:
                 check = self._binding.around(check)
             try:

@@ -7,9 +7,10 @@ import logging
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
+from llm_op_guard.contract.model import Contract
 from llm_op_guard.errors import GUARD_ERRORS, GuardError, GuardWarning
 from llm_op_guard.guard.context import all_arguments, call_site, tensor_metadata
 from llm_op_guard.guard.guard import Guard
@@ -20,6 +21,22 @@ from llm_op_guard.report.text import render
 from llm_op_guard.waivers import Waiver, Waivers
 
 logger = logging.getLogger("llm_op_guard")
+
+
+class Subject(Protocol):
+    """What broke its contract: a guard, or what was verified."""
+
+    @property
+    def contract(self) -> Contract:
+        """What it should have kept."""
+
+    @property
+    def operator(self) -> str:
+        """What reports call it."""
+
+    @property
+    def site(self) -> str:
+        """Where it is."""
 
 
 class Dispatcher:
@@ -40,7 +57,8 @@ class Dispatcher:
         effective = current(guard.defaults, guard.names)
         acted = [(violation, _action(effective, violation)) for violation in violations]
         acted = [(violation, action) for violation, action in acted if action is not Action.OFF]
-        dressed = _dressed(guard, [self._waived(guard, violation) for violation, _ in acted], arguments)
+        whole = all_arguments(arguments)
+        dressed = _dressed(guard, [self._waived(guard, violation) for violation, _ in acted], whole)
         for violation in dressed:
             self.record.add(violation)
         told = [(v, action) for v, (_, action) in zip(dressed, acted, strict=True) if v.waived is None]
@@ -60,7 +78,30 @@ class Dispatcher:
 
     def error(self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any]) -> GuardError:
         """The error for the violations of one call; nothing is recorded."""
-        return _error(_dressed(guard, violations, arguments))
+        return _error(_dressed(guard, violations, all_arguments(arguments)))
+
+    def verified(
+        self, subject: Subject, violations: list[Violation], arguments: Mapping[str, Any]
+    ) -> GuardError | None:
+        """Return the error to raise for violations that somebody asked for; suspect rules alone warn, each time.
+
+        Policies are about calls, and are not asked. What is waived is recorded and nothing else.
+        """
+        dressed = _dressed(subject, [self._waived(subject, violation) for violation in violations], arguments)
+        for violation in dressed:
+            self.record.add(violation)
+        told = [violation for violation in dressed if violation.waived is None]
+        if any(violation.certain for violation in told):
+            return _error(told)
+        if told:
+            self._warn(told)
+        return None
+
+    def refused(self, subject: Subject, violation: Violation) -> GuardError:
+        """The error for what leaves nothing to go on with, waived or not; it is recorded."""
+        (dressed,) = _dressed(subject, [violation], {})
+        self.record.add(dressed)
+        return _error([dressed])
 
     def repeated(self, guard: Guard, rule_ids: list[str]) -> bool:
         """Whether all of these suspect rules have been warned about here before; counts them if so."""
@@ -76,8 +117,8 @@ class Dispatcher:
             self.record.count(guard.site, rule_id)
         return True
 
-    def _waived(self, guard: Guard, violation: Violation) -> Violation:
-        waiver = self.waivers.matching(guard.site, violation.rule_id)
+    def _waived(self, subject: Subject, violation: Violation) -> Violation:
+        waiver = self.waivers.matching(subject.site, violation.rule_id)
         if waiver is None:
             return violation
         if waiver.expired:
@@ -112,11 +153,11 @@ def _action(effective: Policy, violation: Violation) -> Action:
     return Action.WARN if action is Action.RAISE and not violation.certain else action
 
 
-def _dressed(guard: Guard, violations: list[Violation], arguments: Mapping[str, Any]) -> list[Violation]:
-    """The violations with what surrounds the call."""
-    caller, tensors = call_site(), tensor_metadata(guard.contract, all_arguments(arguments))
+def _dressed(subject: Subject, violations: list[Violation], arguments: Mapping[str, Any]) -> list[Violation]:
+    """The violations with what surrounds them: the arguments are all that there are."""
+    caller, tensors = call_site(), tensor_metadata(subject.contract, arguments)
     return [
-        replace(violation, operator=guard.operator, site=guard.site, call_site=caller, tensors=tensors)
+        replace(violation, operator=subject.operator, site=subject.site, call_site=caller, tensors=tensors)
         for violation in violations
     ]
 
