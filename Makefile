@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CODE := src tests benchmarks scripts
+CONTRACTS := $(wildcard src/llm_op_guard/contracts/*/*.contract tests/yardstick/*.contract)
 
 # Nothing here downloads a model.
 export HF_HUB_OFFLINE := 1
@@ -26,10 +27,12 @@ test: $(READY)
 lint: $(READY)
 	@$(BIN)/ruff check $(CODE)
 	@$(BIN)/ruff format --check $(CODE)
+	@$(BIN)/python -m llm_op_guard fmt --check $(CONTRACTS)
 
 format: $(READY)
 	@$(BIN)/ruff check --fix $(CODE)
 	@$(BIN)/ruff format $(CODE)
+	@$(BIN)/python -m llm_op_guard fmt $(CONTRACTS)
 
 types: $(READY)
 	@$(BIN)/mypy --strict
