@@ -19,6 +19,7 @@ from llm_op_guard.guard.reading import (
     Broken,
     DeviceKind,
     NotApplicable,
+    as_index,
     attribute,
     is_a,
     is_integer,
@@ -113,7 +114,7 @@ class Values:
             case ast.Attribute(value=owner, attr=attr):
                 return attribute(self.raw(owner), attr)
             case ast.Subscript(value=owner, slice=key):
-                return item(self.raw(owner), self._value(key))
+                return item(self.raw(owner), as_index(self._value(key)))
         return self._value(node)
 
     def tensor(self, node: ast.expr) -> Any:
@@ -196,13 +197,16 @@ class Values:
         if name in ("has", "get"):
             root, steps = steps_of(node.args[0])
             owner = self.named(root.id)
-            value = path_value(owner, *(step if isinstance(step, str) else (self._value(step),) for step in steps))
+            value = path_value(owner, *(self._step(step) for step in steps))
             absent = value is UNSET or value is None
             if name == "has":
                 return not absent
             return self._value(node.args[1]) if absent else plain(value)
         given, keywords = self.call_arguments(name, node)
         return functions.IMPLEMENTATIONS[name](*given, **keywords)
+
+    def _step(self, step: str | ast.expr) -> str | tuple[str | int]:
+        return step if isinstance(step, str) else (as_index(self._value(step)),)
 
     def call_arguments(self, name: str, node: ast.Call) -> tuple[list[Any], dict[str, Any]]:
         """The arguments of a function call, tensors as they are and everything else plain."""
