@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+import llm_op_guard as og
+from llm_op_guard.contract.parse import parse_body
 from llm_op_guard.contract.vocabulary import FUNCTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,6 +35,32 @@ def test_every_table_has_a_place(script: ModuleType) -> None:
     assert set(re.findall(r"<!-- table: ([a-z ]+) -->", page)) == set(script.tables())
     page = script.CALLABLES.read_text(encoding="utf-8")
     assert set(re.findall(r"<!-- table: ([a-z ]+) -->", page)) == set(script.callables_tables())
+
+
+def refused(script: ModuleType) -> list[tuple[str, str]]:
+    """The contracts that the page says are refused, each with the problem."""
+    section = script.PAGE.read_text(encoding="utf-8").partition("## Refused at load")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(.+?)` \| (.+) \|$", section, re.MULTILINE)
+    return [(body.replace("\\|", "|"), problem.replace("\\|", "|")) for body, problem in rows]
+
+
+def test_what_the_page_says_is_refused_is(script: ModuleType) -> None:
+    rows = refused(script)
+    assert len(rows) > 15
+    for body, problem in rows:
+        with pytest.raises(og.ContractError) as caught:
+            parse_body(body, "operator", ("x", "y", "n", "mode"))
+        assert caught.value.problem == problem, body
+
+
+def test_what_the_page_says_is_not_refused_is_not(script: ModuleType) -> None:
+    section = script.PAGE.read_text(encoding="utf-8").partition("What no call can keep is")[2].partition("\n## ")[0]
+    bodies = [body for body in re.findall(r"`(.+?)`", section) if "require" in body]
+    assert len(bodies) == 2
+    for body in bodies:
+        assert parse_body(body, "operator", ("x", "n")).rules
+    with pytest.raises(og.ContractError, match="no call can keep this: n < 4"):
+        parse_body(f"n: int; {bodies[1]}", "operator", ("x", "n"))
 
 
 def test_every_function_is_there(script: ModuleType) -> None:

@@ -14,7 +14,7 @@ class LlmOpGuardError(Exception):
 
 
 class ContractError(LlmOpGuardError, ValueError):
-    """A contract's text is wrong: syntax, an unknown name, a symbol nobody binds, two alternatives that look alike.
+    """A contract's text is wrong: syntax, an unknown name, a symbol nobody binds, rules that no call can keep.
 
     Raised where the contract is loaded, never in a guarded call. `file`, `line` and `column` (1-based) say where.
     """

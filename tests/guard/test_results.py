@@ -94,6 +94,29 @@ def test_operands_of_a_solved_size_keep_their_brackets() -> None:
         assert og.record.total == 0
 
 
+def test_an_operand_that_does_not_apply_comes_before_a_size_that_nothing_solves() -> None:
+    # Found by test_equivalence: of n nothing is known, so neither is whether 2 is B * (L + n).
+    @og.guard("y: T[...]\nx: T[B * (L + n), B, 3 - L]")
+    def operator(x: Any, y: Any, n: Any) -> None: ...
+
+    operator(torch.ones(2, 0, 2), torch.ones(1), torch.tensor(2))
+    assert og.record.total == 0
+    with pytest.raises(og.GuardError, match="2 is no multiple of 0|B \\* \\(L \\+ n\\) = 0"):
+        operator(torch.ones(2, 0, 2), torch.ones(1), 2)
+
+
+def test_a_rule_about_the_version_of_a_library() -> None:
+    @og.guard("""
+        if mode == "old":
+            require(version("torch") < (2, 9), id="old_mode", because="it was taken out in 2.9")
+    """)
+    def operator(mode: str) -> None: ...
+
+    operator("new")
+    with pytest.raises(og.GuardError, match="old_mode"):
+        operator("old")
+
+
 def test_a_size_that_reads_values_is_a_value_rule() -> None:
     @og.guard("table: floating[highest(ids) + 1, D]\nids: int64[N]")
     def operator(table: Any, ids: Any) -> None: ...

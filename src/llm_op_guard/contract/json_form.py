@@ -108,10 +108,15 @@ def parse_json(text: str, file: str = "<contract>") -> dict[str, Contract]:
     """Read the text of a file of the JSON form."""
     document = Document(Source(file, text), MAX_CHARACTERS)
     lines = list(_Writer(document).file())
+
+    def piece_at(line: int, column: int) -> tuple[_Piece, int]:
+        return lines[min(line, len(lines)) - 1].at(column - 1)
+
     try:
-        return parse_stubs("\n".join(line.text for line in lines), file)
+        written = "\n".join(line.text for line in lines)
+        return parse_stubs(written, file, Source(file, written, line_of=lambda *at: document.line(piece_at(*at)[0].at)))
     except ContractError as error:
-        piece, offset = lines[min(error.line, len(lines)) - 1].at(error.column - 1)
+        piece, offset = piece_at(error.line, error.column)
         raise document.error(error.problem, piece.at, piece.text, offset) from None
 
 

@@ -46,9 +46,9 @@ def read_text(file: FilePath) -> str:
         raise ContractError(f"the file is not UTF-8 text (byte {error.start})", file=str(file)) from None
 
 
-def parse_stubs(text: str, file: str = "<contract>") -> dict[str, Contract]:
-    """Read the text of a `.contract` file."""
-    source = Source(file, text)
+def parse_stubs(text: str, file: str = "<contract>", source: Source | None = None) -> dict[str, Contract]:
+    """Read the text of a `.contract` file; `source` places errors when the file is not made of this text."""
+    source = source or Source(file, text)
     contracts: dict[str, Contract] = {}
     constants: dict[str, Any] = {}
     for position, node in enumerate(_syntax(source)):

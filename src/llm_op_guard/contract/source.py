@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from llm_op_guard.errors import ContractError
@@ -24,18 +25,27 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """Text that a contract was read from; turns a syntax node into a place for an error."""
+    """Text that a contract was read from; turns a syntax node into a place for an error.
+
+    `line_of` tells the line of the file for a line and column of the text, where the file is not made of this text.
+    """
 
     file: str
     text: str
     first_line: int = 1
     indent: int = 0
+    line_of: Callable[[int, int], int] | None = field(default=None, compare=False, repr=False)
 
     def error(self, problem: str, node: ast.AST | Place | None = None) -> ContractError:
         """The error for `problem` at a syntax node or place (the start of the text when there is none)."""
         line = getattr(node, "lineno", 1)
         offset = getattr(node, "col_offset", 0)
         return self.error_at(problem, line, offset)
+
+    def line(self, node: ast.expr | Place) -> int:
+        """The line of the file that a syntax node or place is in."""
+        at = self.error("", node)
+        return at.line if self.line_of is None else self.line_of(at.line, at.column)
 
     def within(self, place: Place, name: str) -> Place:
         """Where a name first stands from a place on; the place itself where it does not."""

@@ -5,7 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from llm_op_guard.contract.expressions import device_types, gives_tensor, names_in, suggestion, tensor_arguments
+from llm_op_guard.contract.expressions import (
+    calls_in,
+    device_types,
+    gives_tensor,
+    names_in,
+    suggestion,
+    tensor_arguments,
+)
 from llm_op_guard.contract.model import (
     Assign,
     Clause,
@@ -31,7 +38,12 @@ def check_uses(clause: Clause, contract: Contract) -> None:
     judged = [condition.test for condition in clause.conditions]
     if isinstance(statement, Require):
         judged.append(statement.expr)
-    if isinstance(statement, Require) and not names_in(statement.expr.node):
+    # A library's version is no part of the call, and yet what a call may depend on.
+    if (
+        isinstance(statement, Require)
+        and not names_in(statement.expr.node)
+        and "version" not in calls_in(statement.expr.node)
+    ):
         raise contract.source.error("the condition reads nothing of the call", statement.expr.node)
     kept = [expr for _, expr in statement.facts] if isinstance(statement, Remember) else []
     given = [statement.expr] if isinstance(statement, Assign) else []

@@ -43,6 +43,7 @@ from llm_op_guard.contract.model import (
     Type,
     dim_symbol,
 )
+from llm_op_guard.contract.satisfiable import check_satisfiable
 from llm_op_guard.contract.solve import inverse
 from llm_op_guard.contract.source import Place, Source
 from llm_op_guard.contract.uses import check_uses
@@ -70,6 +71,7 @@ def validated(contract: Contract) -> Contract:
     _check_memory(contract)
     rules = tuple(rule for clause in contract.clauses for rule in _rules(clause))
     _check_repeated(rules, contract)
+    check_satisfiable(contract, solved={name for expr, _ in solvable(contract) for name in names_in(expr.node)})
     # One rule may stand in several branches.
     return replace(contract, rules=tuple({rule.id: rule for rule in reversed(rules)}.values())[::-1])
 

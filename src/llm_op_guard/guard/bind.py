@@ -181,10 +181,8 @@ class Bindings:
         steps = inverse(expr.node, unknown)
         if steps is None:
             return None
-        for step in steps:
-            operand = None if step.operand is None else self.values.value_of(step.operand)
-            observed = functions.undo(step.undo, observed, operand)
-        return observed
+        operands = [None if step.operand is None else self.values.value_of(step.operand) for step in steps]
+        return functions.undone(observed, *((s.undo, operand) for s, operand in zip(steps, operands, strict=True)))
 
     def _assign(self) -> None:
         for clause in self.clauses:

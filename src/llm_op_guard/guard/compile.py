@@ -90,5 +90,5 @@ _NAMESPACE: dict[str, Any] = {
     "_modulo": functions.modulo,
     "_multiply": functions.multiply,
     "_power": functions.power,
-    "_undo": functions.undo,
+    "_undone": functions.undone,
 }

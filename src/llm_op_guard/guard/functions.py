@@ -64,6 +64,16 @@ def power(a: Any, b: Any) -> Any:
     return a**b
 
 
+def undone(value: Any, *steps: tuple[Undo, Any]) -> Any:
+    """An observed size, taken back through the operations of a dimension expression to the unknown; see `undo`.
+
+    All operands are at hand: one that does not apply comes before one that leaves no whole number.
+    """
+    for operation, operand in steps:
+        value = undo(operation, value, operand)
+    return value
+
+
 def undo(operation: Undo, value: Any, operand: Any) -> Any:
     """One step from an observed size back to the unknown in a dimension expression.
 

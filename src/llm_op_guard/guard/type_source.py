@@ -256,10 +256,9 @@ class TypeWriter:
         """Get a symbol that nothing else has told out of a dimension expression."""
         writer = self.draft.writer(step)
         writer.lazy = True
-        code = self.draft.names.size(step.path, step.axis)
-        for undo in step.undo:
-            operand = "None" if undo.operand is None else writer.value(undo.operand)
-            code = f"_undo({undo.undo!r}, {code}, {operand})"
+        operands = ["None" if undo.operand is None else writer.value(undo.operand) for undo in step.undo]
+        undo = "".join(f", ({undo.undo!r}, {operand})" for undo, operand in zip(step.undo, operands, strict=True))
+        code = f"_undone({self.draft.names.size(step.path, step.axis)}{undo})"
         self.draft.maybe.add(step.symbol)
         own = self.draft.names.own(step.symbol)
         yield f"if {own} is None:"

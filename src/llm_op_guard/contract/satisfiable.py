@@ -1,0 +1,483 @@
+"""Rules that no call can keep: refused when the contract is loaded, since each of its calls would be.
+
+Two things are refused. A rule that is never true, whatever the call: `D < 0`, `n in ()`, `n == 1 and n == 2`. And
+certain statements on one path of which every call that takes it breaks one: `D >= 8` and `D < 4`, `x: any[3]` and
+`x.shape[0] == 4`, `D < 4` behind `if D > 8`. A call to which a rule does not apply does not break it: where an optional
+argument may be None, or an undeclared one a tensor, several rules about it can all be kept.
+
+What is refused is so for sure; much that no call can keep is not seen. Rules are compared by what they say of one and
+the same expression. A Decimal or NumPy float, of which no rule can say anything, is no way to keep a rule about a
+declared `float`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, field, replace
+from functools import reduce
+
+from llm_op_guard.contract.expressions import names_in
+from llm_op_guard.contract.model import (
+    Alternative,
+    Clause,
+    Condition,
+    Contract,
+    Declare,
+    DeviceType,
+    Dim,
+    DtypeName,
+    DtypeSet,
+    Like,
+    ListType,
+    LiteralType,
+    NoneType,
+    Require,
+    ScalarType,
+    Size,
+    SizeOneOf,
+    TensorType,
+    TupleType,
+    Type,
+    dim_symbol,
+)
+from llm_op_guard.contract.outcomes import Judge, State, Steps, TooMuch
+from llm_op_guard.contract.path import Path
+from llm_op_guard.contract.possible import (
+    ABSENT,
+    ALL_NAMES,
+    ALL_NUMBERS,
+    ANYTHING,
+    OTHER,
+    SIZES,
+    TRUTHS,
+    UNREAD,
+    WHOLE,
+    Names,
+    Numbers,
+    Possible,
+    joined,
+)
+from llm_op_guard.contract.source import Place
+from llm_op_guard.contract.vocabulary import dtype_names
+from llm_op_guard.errors import ContractError
+
+_SIZE = Possible(SIZES)
+_DTYPE = Possible(dtypes=ALL_NAMES)
+# More statements are not named beside the one that an error points to.
+_MOST_NAMED = 3
+# And no more are tried one by one to find those to name.
+_MOST_WEIGHED = 20
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Clauses that no call on the path of these conditions can keep together; `alone`, one that is never true."""
+
+    clauses: tuple[Clause, ...]
+    conditions: tuple[Condition, ...]
+    tests: tuple[Condition, ...] = ()
+
+    @property
+    def alone(self) -> bool:
+        """Whether the rule is never true by itself; it may still not apply to a call."""
+        return len(self.clauses) == 1 and not self.tests
+
+
+def check_satisfiable(contract: Contract, solved: Container[str]) -> None:
+    """Raise ContractError for rules that no call can keep.
+
+    `solved` are the symbols that a dimension expression may tell: such a value need not be a size.
+    """
+    found = conflict(contract, solved)
+    if found is not None:
+        raise _error(found, contract)
+
+
+def conflict(contract: Contract, solved: Container[str]) -> Conflict | None:
+    """The first rules of a contract that no call can keep, if any."""
+    try:
+        return _Search(contract, solved).conflict()
+    except TooMuch:
+        return None
+
+
+# ---------------------------------------------------------------- the search
+
+
+@dataclass(frozen=True)
+class _Fact:
+    """What a statement or test says that an expression can be."""
+
+    origin: Clause | Condition
+    value: Possible
+
+
+@dataclass
+class _Level:
+    """One path through the branches: what is known of expressions there, by their text, and from where.
+
+    `values` has what is known together with the levels above, of each expression that is spoken of here.
+    """
+
+    conditions: tuple[Condition, ...]
+    above: _Level | None
+    dead: bool = False
+    values: dict[str, Possible] = field(default_factory=dict)
+    facts: dict[str, list[_Fact]] = field(default_factory=dict)
+
+    def value(self, text: str) -> Possible:
+        level: _Level | None = self
+        while level is not None:
+            if text in level.values:
+                return level.values[text]
+            level = level.above
+        return ANYTHING
+
+    def facts_about(self, text: str) -> list[_Fact]:
+        above = [] if self.above is None else self.above.facts_about(text)
+        return above + self.facts.get(text, [])
+
+    def add(self, text: str, fact: _Fact) -> bool:
+        """Note a fact; False where the expression then has no value left."""
+        self.values[text] = self.value(text).meet(fact.value)
+        self.facts.setdefault(text, []).append(fact)
+        return not self.values[text].is_empty
+
+    def texts(self) -> set[str]:
+        return set(self.facts) | (set() if self.above is None else self.above.texts())
+
+
+class _Search:
+    """Goes through the paths of a contract, those before the call first."""
+
+    def __init__(self, contract: Contract, solved: Container[str]) -> None:
+        self.contract = contract
+        self.solved = solved
+        self.steps = Steps()
+        self.parameters = frozenset(contract.parameters)
+        self.paths: dict[str, Path] = {}
+        self.declared: dict[tuple[bool, str], list[Clause]] = {}
+        for clause in contract.clauses:
+            if isinstance(clause.statement, Declare) and clause.certain:
+                for name in {clause.statement.path.root, *_shown(clause.statement.type)}:
+                    self.declared.setdefault((clause.after_call, name), []).append(clause)
+        # What is known before the call and cannot change in it.
+        self.lasting: dict[str, list[_Fact]] = {}
+
+    def conflict(self) -> Conflict | None:
+        alone = Judge(self._by_itself, self.contract, self.steps)
+        for clause in self._rules():
+            if alone.outcomes(clause.statement.expr.node).true is None:  # type: ignore[union-attr]
+                return Conflict((clause,), clause.conditions)
+        for after in (False, True):
+            for level, clauses in self._levels(after):
+                found = self._conflict_at(level, clauses, after)
+                if found is not None:
+                    return found
+                if not after and not level.conditions:
+                    self._keep_what_lasts(level)
+        return None
+
+    def _rules(self) -> Iterator[Clause]:
+        return (clause for clause in self.contract.clauses if isinstance(clause.statement, Require))
+
+    def _levels(self, after: bool) -> Iterator[tuple[_Level, list[Clause]]]:
+        """Every path with the clauses that stand just there, those above it first."""
+        clauses: dict[tuple[Condition, ...], list[Clause]] = {(): []}
+        for clause in self.contract.clauses:
+            if clause.after_call == after and clause.certain:
+                for depth in range(len(clause.conditions)):
+                    clauses.setdefault(clause.conditions[:depth], [])
+                clauses.setdefault(clause.conditions, []).append(clause)
+        levels: dict[tuple[Condition, ...], _Level] = {}
+        for conditions in sorted(clauses, key=len):
+            levels[conditions] = _Level(conditions, levels[conditions[:-1]] if conditions else None)
+            yield levels[conditions], clauses[conditions]
+
+    def _conflict_at(self, level: _Level, clauses: list[Clause], after: bool) -> Conflict | None:
+        if level.above is not None and (level.above.dead or not self._enter(level, level.above, after)):
+            level.dead = True  # no call that keeps the rest comes here, whatever the rules here say
+            return None
+        for clause in clauses:
+            if isinstance(clause.statement, Declare) and level.above is not None:
+                for text in sorted(level.texts()):
+                    self.steps.take()
+                    value = self._told(self.paths[text], clause) if text in self.paths else None
+                    if value is not None and not level.add(text, _Fact(clause, value)):
+                        return self._named(clause, value, level, text, after)
+        judge = self._judge(level.conditions, after)
+        for clause in clauses:
+            if isinstance(clause.statement, Require):
+                kept = judge.outcomes(clause.statement.expr.node).kept
+                if kept is None:
+                    return self._broken_by_types(clause, clause.statement, level, after)
+                for text, value in kept.items():
+                    if not level.add(text, _Fact(clause, value)):
+                        return self._named(clause, value, level, text, after)
+        return None
+
+    def _enter(self, level: _Level, above: _Level, after: bool) -> bool:
+        """Note what the test of a branch says; False where no call takes it."""
+        condition = level.conditions[-1]
+        outcomes = self._judge(above.conditions, after).outcomes(condition.test.node)
+        state: State | None = outcomes.true if condition.wanted else outcomes.false
+        return state is not None and all(level.add(text, _Fact(condition, value)) for text, value in state.items())
+
+    def _keep_what_lasts(self, level: _Level) -> None:
+        """A parameter that is a number, text or None stays what it is in the call, and so does a symbol."""
+        for name in (*self.contract.parameters, *self.contract.symbols):
+            facts = [*self._facts(Path(name), (), after=False), *level.facts.get(name, [])]
+            if facts and reduce(Possible.meet, (fact.value for fact in facts)).meet(UNREAD).is_empty:
+                self.lasting[name] = facts
+
+    # ------------------------------------------------------------ what paths can be
+
+    def _judge(self, conditions: tuple[Condition, ...], after: bool) -> Judge:
+        def of_path(path: Path) -> Possible:
+            values = [fact.value for fact in self._facts(path, conditions, after)]
+            return reduce(Possible.meet, values, self._by_itself(path))
+
+        return Judge(of_path, self.contract, self.steps)
+
+    def _by_itself(self, path: Path) -> Possible:
+        """What a path can be, whatever is declared."""
+        self.paths[str(path)] = path
+        kind = self.contract.symbols.get(path.root)
+        if path.root in self.contract.constants and not path.steps:
+            return Possible.of(self.contract.constants[path.root])
+        if kind == "dtype" and not path.steps:
+            return _DTYPE.join(ABSENT)
+        if kind == "size" and not path.steps and path.root not in self.solved:
+            return _SIZE.join(ABSENT)
+        return ANYTHING
+
+    def _facts(self, path: Path, conditions: tuple[Condition, ...], after: bool) -> list[_Fact]:
+        """What is declared of a path for the calls that come to these conditions."""
+        found = list(self.lasting.get(str(path), ())) if after else []
+        for clause in self.declared.get((after, path.root), ()):
+            self.steps.take()
+            if clause.conditions == conditions[: len(clause.conditions)]:
+                value = self._told(path, clause)
+                if value is not None:
+                    found.append(_Fact(clause, value))
+        return found
+
+    def _told(self, path: Path, clause: Clause) -> Possible | None:
+        """What one declaration says of a path, if anything."""
+        statement = clause.statement
+        if not isinstance(statement, Declare):
+            return None
+        declared, at = statement.type, statement.path
+        always_there = not at.steps and (at.root in self.parameters or at.root == "result")
+        if path.root == at.root and path.steps[: len(at.steps)] == at.steps:
+            value = _within(declared, path.steps[len(at.steps) :])
+            return value if always_there else value.join(ABSENT)
+        kind = self.contract.symbols.get(path.root)
+        if not path.steps and always_there and path.root in _shown(declared):
+            if kind == "dtype":
+                return _DTYPE
+            # Where the declaration stands in a branch, an expression may have told the symbol before.
+            if kind == "size" and (not clause.conditions or path.root not in self.solved):
+                return _SIZE
+        return None
+
+    # ------------------------------------------------------------ what to name
+
+    def _named(self, clause: Clause, value: Possible, level: _Level, text: str, after: bool) -> Conflict:
+        """The clause with as few others as leave an expression no value."""
+        known = level.facts_about(text)
+        if text in self.paths:
+            known = [*known, *self._facts(self.paths[text], level.conditions, after)]
+        needed = [fact for fact in known if fact.origin is not clause]
+        for fact in needed:
+            if fact.value.meet(value).is_empty:
+                return _conflict(clause, [fact.origin], level)
+        for fact in needed[-_MOST_WEIGHED:]:
+            rest = [other for other in needed if other is not fact]
+            if reduce(Possible.meet, (other.value for other in rest), value).is_empty:
+                needed = rest
+        return _conflict(clause, [fact.origin for fact in needed], level)
+
+    def _broken_by_types(self, clause: Clause, rule: Require, level: _Level, after: bool) -> Conflict:
+        """The clause with as few others as make its condition false."""
+        needed: list[_Fact] = []
+
+        def known(path: Path) -> Possible:
+            facts = self._facts(path, level.conditions, after)
+            needed.extend(fact for fact in facts if all(fact.origin is not other.origin for other in needed))
+            return reduce(Possible.meet, (fact.value for fact in facts), self._by_itself(path))
+
+        Judge(known, self.contract, self.steps).outcomes(rule.expr.node)
+        for fact in needed[-_MOST_WEIGHED:]:
+            rest = [other for other in needed if other is not fact]
+            if self._is_broken(rule, [other.origin for other in rest], level, after):
+                needed = rest
+        return _conflict(clause, [fact.origin for fact in needed], level)
+
+    def _is_broken(self, rule: Require, origins: list[Clause | Condition], level: _Level, after: bool) -> bool:
+        """Whether these make a rule's condition false."""
+
+        def known(path: Path) -> Possible:
+            facts = self._facts(path, level.conditions, after)
+            values = [fact.value for fact in facts if any(fact.origin is origin for origin in origins)]
+            return reduce(Possible.meet, values, self._by_itself(path))
+
+        return Judge(known, self.contract, self.steps).outcomes(rule.expr.node).kept is None
+
+
+def _conflict(clause: Clause, others: list[Clause | Condition], level: _Level) -> Conflict:
+    found = list({id(origin): origin for origin in (*others, clause)}.values())
+    clauses = tuple(origin for origin in found if isinstance(origin, Clause))
+    return Conflict(clauses, level.conditions, tuple(origin for origin in found if isinstance(origin, Condition)))
+
+
+# ---------------------------------------------------------------- what a type says
+
+
+def _within(declared: Type, steps: tuple[str | tuple[str | int], ...]) -> Possible:
+    """What a path can be that leads into a value of this type."""
+    return joined([_within_one(alternative, steps) for alternative in declared.alternatives])
+
+
+def _within_one(alternative: Alternative, steps: tuple[str | tuple[str | int], ...]) -> Possible:
+    match alternative:
+        case NoneType():
+            return ABSENT if steps else Possible.of(None)
+        case LiteralType(value=value) if not steps:
+            return Possible.of(value)
+        case ScalarType(text=kind) if not steps:
+            return _SCALARS.get(kind, ANYTHING)
+        case TupleType(items=items) if steps and isinstance(steps[0], tuple) and isinstance(steps[0][0], int):
+            index = steps[0][0]
+            return _within(items[index], steps[1:]) if -len(items) <= index < len(items) else ABSENT
+        case ListType(item=item) if steps and isinstance(steps[0], tuple):
+            return _within(item, steps[1:]).join(ABSENT)
+        case TupleType() | ListType() if not steps:
+            return OTHER
+        case Like():
+            return _of_tensor(TensorType((DtypeSet("any"),), None, None, alternative.text), steps)
+        case TensorType():
+            return _of_tensor(alternative, steps)
+    return ANYTHING
+
+
+def _of_tensor(tensor: TensorType, steps: tuple[str | tuple[str | int], ...]) -> Possible:
+    dims = tensor.dims
+    rest = tensor.rest_index
+    match steps:
+        case ():
+            return OTHER
+        case ("ndim",):
+            if dims is None:
+                return _SIZE
+            return Possible(Numbers(frozenset({len(dims)})) if rest is None else Numbers(low=len(dims) - 1, whole=True))
+        case ("shape", (int() as index,)):
+            if dims is None:
+                return _SIZE.join(ABSENT)
+            if rest is None:
+                return _of_dim(dims[index]) if -len(dims) <= index < len(dims) else ABSENT
+            if 0 <= index < rest or rest < len(dims) + index < len(dims):
+                return _of_dim(dims[index])
+            return _SIZE if -len(dims) < index < len(dims) - 1 else _SIZE.join(ABSENT)
+        case ("dtype",):
+            return joined([_of_dtype(dtype) for dtype in tensor.dtypes])
+        case ("device",):
+            devices = tensor.devices
+            if devices is None or not all(isinstance(device, DeviceType) for device in devices):
+                return Possible(devices=ALL_NAMES)
+            return Possible(devices=Names(frozenset(d.name for d in devices if isinstance(d, DeviceType))))
+    return ANYTHING
+
+
+def _of_dim(dim: Dim) -> Possible:
+    options = (dim.expr,) if isinstance(dim, Size) else dim.options if isinstance(dim, SizeOneOf) else ()
+    values = [option.node.value for option in options if isinstance(option.node, ast.Constant)]
+    return joined([Possible.of(value) for value in values]) if values and len(values) == len(options) else _SIZE
+
+
+def _of_dtype(dtype: object) -> Possible:
+    if isinstance(dtype, DtypeName | DtypeSet) and dtype != DtypeSet("any"):
+        return Possible(dtypes=Names(dtype_names(dtype)))
+    return _DTYPE
+
+
+_SCALARS = {
+    "int": Possible(WHOLE),
+    "float": Possible(ALL_NUMBERS),
+    "bool": Possible(TRUTHS),
+    "str": Possible(texts=ALL_NAMES),
+    "dict": OTHER,
+}
+
+
+def _shown(declared: Type) -> set[str]:
+    """The symbols that every value of a type shows directly."""
+    found: set[str] | None = None
+    for alternative in declared.alternatives:
+        names: set[str] = set()
+        if isinstance(alternative, TensorType):
+            told = (*map(dim_symbol, alternative.dims or ()), alternative.dtype_symbol, alternative.device_symbol)
+            names = {name for name in told if name is not None}
+        elif isinstance(alternative, TupleType):
+            names = set().union(*(_shown(item) for item in alternative.items))
+        found = names if found is None else found & names
+    return found or set()
+
+
+# ---------------------------------------------------------------- the message
+
+
+def _error(found: Conflict, contract: Contract) -> ContractError:
+    *others, last = sorted(found.clauses, key=_place)
+    place = _place(last)
+    problem = f"no call can keep this: {_said(last)}"
+    if found.alone:
+        return contract.source.error(problem + _why(last, contract), place)
+    reasons = [_given(clause, contract) for clause in others]
+    for test in found.tests:
+        line = contract.source.line(test.test.node)
+        reasons.append(f"the branch of line {line} is for {_meant(test)}")
+    problem += f", while {' and '.join(reasons[:_MOST_NAMED])}"
+    if found.tests:
+        test = found.tests[0]
+        problem += f"; to forbid the branch, write require({_meant(replace(test, wanted=not test.wanted))})"
+    return contract.source.error(problem, place)
+
+
+def _place(clause: Clause) -> Place:
+    statement = clause.statement
+    return Place.of(statement.expr.node) if isinstance(statement, Require) else statement.place
+
+
+def _said(clause: Clause) -> str:
+    statement = clause.statement
+    if isinstance(statement, Declare):
+        return f"{statement.path}: {statement.type.text}"
+    return statement.expr.text if isinstance(statement, Require) else statement.text
+
+
+def _given(clause: Clause, contract: Contract) -> str:
+    statement = clause.statement
+    line = contract.source.line(_place(clause))
+    if isinstance(statement, Declare):
+        return f"{statement.path} is declared as {statement.type.text} in line {line}"
+    what = "promised" if isinstance(statement, Require) and statement.promised else "required"
+    return f"{_said(clause)} is {what} in line {line}"
+
+
+def _meant(condition: Condition) -> str:
+    return condition.test.text if condition.wanted else f"not ({condition.test.text})"
+
+
+def _why(clause: Clause, contract: Contract) -> str:
+    """What to look for in a rule that is never true by itself."""
+    assert isinstance(clause.statement, Require)
+    node = clause.statement.expr.node
+    for part in ast.walk(node):
+        match part:
+            case ast.BinOp(op=ast.Div() | ast.FloorDiv() | ast.Mod(), right=ast.Constant(value=0)):
+                return f"; {ast.unparse(part)} divides by zero"
+    if any(contract.symbols.get(name) == "size" for name in names_in(node)):
+        return "; sizes are whole numbers from 0 on"
+    return "; it is never true"
