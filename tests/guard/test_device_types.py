@@ -12,6 +12,8 @@ import llm_op_guard as og
 from llm_op_guard.contract.parse import parse_body
 from llm_op_guard.guard.explain import explain
 
+pytestmark = pytest.mark.usefixtures("no_alarm")
+
 CPU, META = torch.ones(2), torch.ones(2, device="meta")
 CUDA = SimpleNamespace(device=torch.device("cuda", 1))
 

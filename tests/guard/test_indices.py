@@ -16,6 +16,8 @@ import llm_op_guard as og
 from llm_op_guard.contract.parse import parse_body, parse_stubs
 from llm_op_guard.guard.explain import explain
 
+pytestmark = pytest.mark.usefixtures("no_alarm")
+
 LINEARS = (nn.Linear(2, 3), nn.Linear(2, 4), nn.Linear(2, 5))
 
 
@@ -43,6 +45,8 @@ def test_lists_and_tuples_at_an_index(i: Any) -> None:
     for xs in ([3, 4, 5], (3, 4, 5), torch.Size((3, 4, 5)), torch.zeros(3, 4, 5).shape):
         assert observed("require(xs[i] == 4)", xs=xs, i=i) == []
         assert observed("require(xs[i] == 5)", xs=xs, i=i) == ["xs[i] = 4"]
+        assert observed("i: int\nrequire(xs[i] == 5 and has(xs[i]))", xs=xs, i=i) == ["xs[i] = 4"]
+    assert observed("i: int\nrequire(has(xs[i]))", xs=[3, 4], i=i) == []
 
 
 @pytest.mark.parametrize(
@@ -107,6 +111,11 @@ def test_dicts_at_a_key() -> None:
     for key in ("other", 1, (1,), object(), [1], torch.tensor(0), Loud("sliding"), (Loud("sliding"), 1), {"a": 1}):
         assert observed("require(table[key] == 9)", table=table, key=key) == []
         assert observed("require(table[key] == 9)", table=defaultdict(int, table), key=key) == []
+    # Whether it is there is not known of a key whose class would have a say in that.
+    for key in (object(), (object(),), Loud("sliding"), (Loud("sliding"), 1)):
+        assert observed("require(has(table[key]))", table=table, key=key) == []
+        assert observed("require(get(table[key], 1) == 2)", table=table, key=key) == []
+    assert observed("require(has(table[key]))", table=table, key="other") != []
 
 
 def test_a_default_is_never_made() -> None:

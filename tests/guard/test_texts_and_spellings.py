@@ -19,6 +19,8 @@ from llm_op_guard.guard.explain import explain
 from llm_op_guard.guard.functions import IMPLEMENTATIONS, ends_with, misspelt
 from llm_op_guard.guard.reading import NotApplicable
 
+pytestmark = pytest.mark.usefixtures("no_alarm")
+
 NAMES = ("attention_mask", "position_ids", "labels", "mask", "q")
 
 

@@ -21,6 +21,8 @@ import llm_op_guard as og
 from llm_op_guard.guard.reading import NotApplicable
 from llm_op_guard.integrations import caches
 
+pytestmark = pytest.mark.usefixtures("no_alarm")
+
 Make = Callable[..., Any]
 
 

@@ -69,6 +69,7 @@ _NAMESPACE: dict[str, Any] = {
     "_unset": reading.UNSET,
     "_agreed": reading.agreed,
     "_apart": reading.apart,
+    "_as_index": reading.as_index,
     "_attribute": reading.attribute,
     "_attribute_or_unset": reading.optional_attribute,
     "_evaluated": evaluated,

@@ -20,6 +20,7 @@ from llm_op_guard.guard.reading import (
     Broken,
     DeviceKind,
     NotApplicable,
+    as_index,
     attribute,
     is_a,
     is_integer,
@@ -126,7 +127,7 @@ class Values:
             case ast.Attribute(value=owner, attr=attr):
                 return attribute(self.raw(owner), attr)
             case ast.Subscript(value=owner, slice=key):
-                return item(self.raw(owner), self._value(key))
+                return item(self.raw(owner), as_index(self._value(key)))
         return self._value(node)
 
     def tensor(self, node: ast.expr) -> Any:
@@ -209,7 +210,7 @@ class Values:
         if name in ("has", "get"):
             root, steps = steps_of(node.args[0])
             owner = self.named(root.id)
-            value = path_value(owner, *(step if isinstance(step, str) else (self._value(step),) for step in steps))
+            value = path_value(owner, *(self._step(step) for step in steps))
             absent = value is UNSET or value is None
             if name == "has":
                 return not absent
@@ -228,6 +229,9 @@ class Values:
         if any(value is None for value in read):
             raise NotApplicable
         return self.answers.ask(name, given)
+
+    def _step(self, step: str | ast.expr) -> str | tuple[str | int]:
+        return step if isinstance(step, str) else (as_index(self._value(step)),)
 
     def call_arguments(self, name: str, node: ast.Call) -> tuple[list[Any], dict[str, Any]]:
         """The arguments of a function call, tensors as they are and everything else plain."""

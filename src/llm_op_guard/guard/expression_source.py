@@ -315,8 +315,16 @@ class ExpressionWriter:
                 return f"_attribute({self._raw(owner)}, {attr!r})"
             case ast.Subscript(value=owner, slice=key):
                 self.fallible = True
-                return f"_item({self._raw(owner)}, {self._value(key)[0]})"
+                return f"_item({self._raw(owner)}, {self._looked_for(key)})"
         return self._value(node)[0]
+
+    def _looked_for(self, key: ast.expr) -> str:
+        """The source of an index."""
+        code = self._value(key)[0]
+        if path_of(ast.Subscript(ast.Name("_"), key)) is not None:
+            return code  # a literal
+        self.fallible = True
+        return f"_as_index({code})"
 
     def _constant(self, name: str) -> str:
         self.names.constants[f"_constant_{name}"] = self.contract.constants[name]
@@ -396,7 +404,8 @@ class ExpressionWriter:
         if name in ("has", "get"):
             root_name, path = steps_of(node.args[0])
             root = self._raw(root_name)
-            steps = "".join(f", {step!r}" if isinstance(step, str) else f", ({self._value(step)[0]},)" for step in path)
+            codes = (repr(step) if isinstance(step, str) else f"({self._looked_for(step)},)" for step in path)
+            steps = "".join(f", {code}" for code in codes)
             if name == "has":
                 return f"_present({root}{steps})"
             self.fallible = True

@@ -185,7 +185,7 @@ def item(owner: Any, key: Any) -> Any:
     among it.
     """
     if is_a(owner, dict):
-        if not _is_key(key) or not dict.__contains__(owner, key):
+        if not dict.__contains__(owner, key):
             raise NotApplicable
         return dict.__getitem__(owner, key)
     for kind in (list, tuple):
@@ -198,6 +198,17 @@ def item(owner: Any, key: Any) -> Any:
                 raise NotApplicable
             return owner[key]
     return _contained(owner, key)
+
+
+def as_index(value: Any) -> Any:
+    """A value that something is looked up with; raises NotApplicable for one whose class would have a say in that.
+
+    Not to be found is another thing than not to be looked for: `has` tells the two apart.
+    """
+    value = plain(value)  # of an argument that is declared as int, NumPy's too
+    if not _is_key(value):
+        raise NotApplicable
+    return value
 
 
 def _is_key(key: Any) -> bool:
@@ -236,7 +247,7 @@ def part(x: Any, *index: Any) -> Any:
     if not is_tensor(x):
         if len(index) != 1:
             raise NotApplicable
-        return item(x, index[0])
+        return item(x, as_index(index[0]))
     try:
         return x[index]
     except (IndexError, TypeError, ValueError, RuntimeError):  # no such part, or a layout that has no parts
