@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from llm_op_guard.guard import memory
+
 PARAMETERS = ("x", "y", "z", "mode", "n", "box")
 _SIZES = (0, 1, 2, 3, 4)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool)
@@ -83,7 +85,18 @@ def condition(draw: st.DrawFn, depth: int = 0) -> str:
                 )  # fmt: skip
             return draw(st.sampled_from(["x is None", "y is not None", "has(box.w)", "has(z)", "box.w is None"]))
         case 6:
-            return draw(st.sampled_from(["get(box.k, 2) > 1", "get(box.q.r, D) == D", "len(x.shape) == 2", "dense(x)"]))
+            return draw(
+                st.sampled_from(
+                    [
+                        "get(box.k, 2) > 1",
+                        "get(box.q.r, D) == D",
+                        "len(x.shape) == 2",
+                        "dense(x)",
+                        "recall(box, 'size') == D",
+                        "recall(box, 'kind') == T",
+                    ]
+                )
+            )
         case 7:
             return draw(st.sampled_from(["broadcasts(z.shape, (B, L))", "broadcasts(x, (*lead, D))", "numel(y) < 9"]))
         case 8:
@@ -152,7 +165,8 @@ def statement(draw: st.DrawFn, depth: int = 0) -> list[str]:
             return draw(
                 st.sampled_from(
                     ["m = D + 1", "m = box.w", "m = x.device", "m = x.shape[0] / 2", "m, o = x.shape", "m = highest(y)",
-                     "m, o = z", "m = len(result)", "m = taken(z, y)", "m = taken(x, y)\nensure(equal(result, m))"]
+                     "m, o = z", "m = len(result)", "m = taken(z, y)", "m = taken(x, y)\nensure(equal(result, m))",
+                     "m = recall(box, 'size')", "remember(box, size=D + n, kind=T)", "remember(box, size=highest(y))"]
                 )
             ).split("\n")  # fmt: skip
         case 5 if draw(st.integers(0, 3)) == 0:
@@ -222,6 +236,11 @@ def scalar(rng: random.Random) -> Any:
 
 def items(rng: random.Random) -> Any:
     return rng.choice(([scalar(rng) for _ in range(rng.randrange(4))], (1, 2), None, {"a": 1}, iter([1])))
+
+
+def remember(arguments: dict[str, Any]) -> None:
+    """Let something be known of the box, the same whatever calls were before."""
+    memory.remember(arguments["box"], ("size", "kind"), {"size": 2, "kind": torch.float32})
 
 
 @st.composite

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from contracts_and_calls import PARAMETERS, calls, contract_bodies
+from contracts_and_calls import PARAMETERS, calls, contract_bodies, remember
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -71,6 +71,7 @@ def verdicts(
     guard = guard_of(contract, listener)
     guard.fail_inside = _raise  # type: ignore[method-assign] # a disagreement must not pass as a warning
     check, check_result = guard.checks(classes)
+    remember(arguments)
     state = check(*(arguments[name] for name in guard.parameters))
     before, after = listener.told, None
     if check_result is not None and not any(violation.certain for violation in before):
@@ -86,6 +87,7 @@ def _raise(error: Exception) -> None:
 
 def known(contract: Contract, arguments: dict[str, Any], classes: tuple[str, ...]) -> dict[str, Any]:
     """What symbols and assigned names are before the call."""
+    remember(arguments)
     clauses = [c for c in contract.clauses if not c.after_call and c.cost_class in {"A", *classes}]
     given = {name: value for name, value in arguments.items() if name != "result"}
     bindings = Bindings(contract, clauses, given, {}, after_call=False)
@@ -99,6 +101,7 @@ def said(violations: list[Violation]) -> set[tuple[str, str, str, bool]]:
 
 def explained(contract: Contract, arguments: dict[str, Any], classes: tuple[str, ...], **after: Any) -> list[Violation]:
     given = arguments if after else {name: value for name, value in arguments.items() if name != "result"}
+    remember(arguments)
     return explain(contract, given, classes=classes, **after)
 
 
