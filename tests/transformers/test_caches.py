@@ -19,7 +19,7 @@ from transformers.models.unlimited_ocr import modeling_unlimited_ocr  # noqa: F4
 
 import llm_op_guard as og
 from llm_op_guard.guard.reading import NotApplicable
-from llm_op_guard.integrations import caches
+from llm_op_guard.integrations.transformers import caches
 
 pytestmark = pytest.mark.usefixtures("no_alarm")
 

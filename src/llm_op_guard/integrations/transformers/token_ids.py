@@ -1,165 +1,55 @@
-"""Transformers: which functions are operators, which code of theirs is known, and which contract holds for it.
-
-Nothing here imports Transformers: modules are looked at when the user's program has loaded them.
-"""
+"""Token ids against the embedding table, where `generate` or a model's own forward is entered."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from types import FunctionType, ModuleType
 from typing import Any
 
-from llm_op_guard.contract.model import Contract
-from llm_op_guard.contract.parse import parse_stubs
-from llm_op_guard.contract.vocabulary import Function, declare
-from llm_op_guard.guard import functions
+from llm_op_guard.contract.vocabulary import Function
 from llm_op_guard.guard.reading import UNSET, NotApplicable, path_value
 from llm_op_guard.install.installer import Candidate
-from llm_op_guard.install.recognise import Fingerprint, Refused, fingerprint, function_syntax, innermost
-from llm_op_guard.integrations import caches
-from llm_op_guard.policy import Action, Policy, Setting
+from llm_op_guard.install.recognise import Refused, function_syntax, innermost
+from llm_op_guard.integrations.transformers.known import TOKEN_IDS, Code, Family, contract_named, known
 
-LIBRARY = "transformers"
+_GENERATE = Family("token_ids:generate", {"354ac92aa72705d4": Code("GenerationMixin")}, TOKEN_IDS)
+FAMILIES = (_GENERATE,)
 
-# Shipped contracts check metadata; their value rules wait for the user's policy.
-METADATA = Policy(A=Setting(Action.RAISE), B=Setting(Action.OFF))
-# But for token ids at the entry: the commonest crash of all, and small.
-TOKEN_IDS = Policy(A=Setting(Action.RAISE), B=Setting(Action.RAISE))
+GENERATION_MODULE = "transformers.generation.utils"
 
 
-@dataclass(frozen=True)
-class Family:
-    """A group of functions that compute the same: their contract, and the fingerprints of the code that was read.
-
-    `versions` are the Transformers versions whose code these fingerprints were taken from.
-    """
-
-    contract: str
-    fingerprints: frozenset[str]
-    defaults: Policy = METADATA
-    versions: tuple[str, ...] = ("5.24.0",)
-
-
-FAMILIES: dict[str, Family] = {
-    "apply_rotary_pos_emb": Family(
-        "rope:apply_rotary_pos_emb",
-        frozenset(
-            {
-                "449ca673353426d7",  # llama and 118 others: in the dtype of q and cos
-                "fbdc58d8a41e613f",  # olmo: the result in q's dtype
-                "3ae6ee8735c53311",  # esm, modernbert: computed in float32
-            }
-        ),
-    ),
-    "rms_norm": Family(
-        "norm:rms_norm",
-        frozenset(
-            {
-                "580bd6ee67df25ac",  # llama and 141 others: weight times the rounded norm
-                "23036fa880041935",  # afmoe, gpt_oss: rounded after the weight
-            }
-        ),
-    ),
-    "eager_attention_forward": Family("attention:eager_attention_forward", frozenset({"dabc28315e4a558d"})),
-    "sdpa_attention_forward": Family("attention:sdpa_attention_forward", frozenset({"9b0498c56248740b"})),
-    "generate": Family("token_ids:generate", frozenset({"354ac92aa72705d4"}), TOKEN_IDS),
-}
-
-
-def contract_named(name: str) -> Contract:
-    """A shipped contract by `file:name`, for example `rope:apply_rotary_pos_emb`."""
-    file, _, operator = name.partition(":")
-    return _contracts(file)[operator]
-
-
-@cache
-def _contracts(file: str) -> dict[str, Contract]:
-    path = resources.files("llm_op_guard") / "contracts" / LIBRARY / f"{file}.contract"
-    return parse_stubs(path.read_text(encoding="utf-8"), f"{LIBRARY}/{file}.contract")
-
-
-class TransformersIntegration:
-    """The operators of Transformers' modeling files, of its attention integrations and of `generate`."""
-
-    library = LIBRARY
-
-    def wants(self, module: str) -> bool:
-        """Whether a module of that name holds operators."""
-        return module in _SINGLE_SITES or (module.startswith("transformers.models.") and ".modeling_" in module)
-
-    def candidates(self, module: ModuleType) -> Iterator[Candidate]:
-        """The operators that a module defines, recognised or refused."""
-        name = module.__name__
-        if name in _SINGLE_SITES:
-            yield from _single_site(module, *_SINGLE_SITES[name])
-            return
-        for function_name in ("apply_rotary_pos_emb", "eager_attention_forward"):
-            found = module.__dict__.get(function_name)
-            # Imported from another modeling file: guarded, or refused, there.
-            if found is not None and getattr(found, "__module__", name) == name:
-                yield _known(f"{name}.{function_name}", function_name, found, function_name)
-        for cls in list(module.__dict__.values()):
-            if inspect.isclass(cls) and cls.__module__ == name and "forward" in cls.__dict__:
-                yield from _class_sites(cls)
-
-
-# Functions that stand alone: module → (owner class or None, function, family).
-_SINGLE_SITES: dict[str, tuple[str | None, str, str]] = {
-    "transformers.integrations.sdpa_attention": (None, "sdpa_attention_forward", "sdpa_attention_forward"),
-    "transformers.generation.utils": ("GenerationMixin", "generate", "generate"),
-}
-
-
-def _single_site(module: ModuleType, owner: str | None, function: str, family: str) -> Iterator[Candidate]:
-    holder: Any = module if owner is None else module.__dict__.get(owner)
-    found = None if holder is None else holder.__dict__.get(function)
-    operator = function if owner is None else f"{owner}.{function}"
-    site = f"{module.__name__}.{operator}"
-    if found is None:
-        yield Candidate(site, operator, reason="this version of Transformers has no such function")
-    else:
-        yield _known(site, operator, found, family)
-
-
-def _class_sites(cls: type) -> Iterator[Candidate]:
-    site, operator = f"{cls.__module__}.{cls.__name__}.forward", f"{cls.__name__}.forward"
-    forward = cls.__dict__["forward"]
-    if "RMSNorm" in cls.__name__:
-        yield _known(site, operator, forward, "rms_norm")
+def candidates(module: ModuleType) -> Iterator[Candidate]:
+    """`generate`, or the forwards of a modeling file that look token ids up."""
+    if module.__name__ == GENERATION_MODULE:
+        yield _generate(module)
         return
-    function = innermost(forward)
+    for cls in list(module.__dict__.values()):
+        if inspect.isclass(cls) and cls.__module__ == module.__name__ and "forward" in cls.__dict__:
+            yield from _forward_of(cls)
+
+
+def _generate(module: ModuleType) -> Candidate:
+    operator = "GenerationMixin.generate"
+    mixin = module.__dict__.get("GenerationMixin")
+    found = None if mixin is None else mixin.__dict__.get("generate")
+    if found is None:
+        reason = "this version of Transformers has no such function"
+        return Candidate(f"{module.__name__}.{operator}", operator, reason=reason)
+    return known(f"{module.__name__}.{operator}", operator, found, _GENERATE)
+
+
+def _forward_of(cls: type) -> Iterator[Candidate]:
+    function = innermost(cls.__dict__["forward"])
     if isinstance(function, Refused) or "input_ids" not in inspect.signature(function).parameters:
         return
+    site, operator = f"{cls.__module__}.{cls.__name__}.forward", f"{cls.__name__}.forward"
     if looks_up_token_ids(function):
         yield Candidate(site, operator, function, contract_named("token_ids:forward"), TOKEN_IDS)
     elif (look_up := _look_up_in(function)) is not None:
         yield Candidate(site, operator, reason=f"it looks token ids up in another way ({look_up})")
-
-
-def _known(site: str, operator: str, found: object, family: str) -> Candidate:
-    """A candidate whose code must be one that was read."""
-    function = innermost(found)
-    if isinstance(function, Refused):
-        return Candidate(site, operator, reason=function.reason)
-    code = fingerprint(function)
-    if isinstance(code, Refused):
-        return Candidate(site, operator, reason=code.reason)
-    known = FAMILIES[family]
-    if code.digest not in known.fingerprints:
-        return Candidate(site, operator, reason=_unknown(code))
-    return Candidate(site, operator, function, contract_named(known.contract), known.defaults)
-
-
-def _unknown(code: Fingerprint) -> str:
-    return f"its code is not one that a contract was written for (fingerprint {code.digest})"
-
-
-# ---------------------------------------------------------------- token ids
 
 
 def looks_up_token_ids(function: FunctionType) -> bool:
@@ -282,15 +172,12 @@ def _takes_ids_as_they_are(function: FunctionType | None) -> bool:
     return len(uses) == 1 and f"super().forward({ids})" in ast.unparse(definition)
 
 
-def register() -> None:
-    """Give the language the readers that know Transformers."""
-    rows = Function(
+READERS = {
+    Function(
         "embedding_rows",
         "A",
         (("model", "owner"),),
         "the rows of the table in which a Transformers model's own forward looks up token ids; does not apply to "
         "a model of which that is not known for certain",
-    )
-    for function, implementation in {rows: embedding_rows, **caches.READERS}.items():
-        declare(function)
-        functions.register(function.name, implementation)
+    ): embedding_rows
+}

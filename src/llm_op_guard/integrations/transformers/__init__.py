@@ -1,0 +1,45 @@
+"""Transformers: which functions are operators, which code of theirs is known, and which contract holds for it.
+
+Nothing here imports Transformers: modules are looked at when the user's program has loaded them. Each part of the
+library has its file, with its families of code and `candidates`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+
+from llm_op_guard.contract.vocabulary import declare
+from llm_op_guard.guard import functions
+from llm_op_guard.install.installer import Candidate
+from llm_op_guard.integrations.transformers import attention, caches, norms, rope, token_ids
+from llm_op_guard.integrations.transformers.known import LIBRARY
+
+_PARTS = (rope, norms, attention, token_ids)
+_OTHER_MODULES = frozenset({attention.SDPA_MODULE, token_ids.GENERATION_MODULE})
+FAMILIES = tuple(family for part in _PARTS for family in part.FAMILIES)
+
+
+__all__ = ["FAMILIES", "LIBRARY", "TransformersIntegration", "register"]
+
+
+class TransformersIntegration:
+    """The operators of Transformers' modeling files, of its attention integrations and of `generate`."""
+
+    library = LIBRARY
+
+    def wants(self, module: str) -> bool:
+        """Whether a module of that name holds operators."""
+        return module in _OTHER_MODULES or (module.startswith("transformers.models.") and ".modeling_" in module)
+
+    def candidates(self, module: ModuleType) -> Iterator[Candidate]:
+        """The operators that a module defines, recognised or refused."""
+        for part in _PARTS:
+            yield from part.candidates(module)
+
+
+def register() -> None:
+    """Give the language the readers that know Transformers."""
+    for function, implementation in {**token_ids.READERS, **caches.READERS}.items():
+        declare(function)
+        functions.register(function.name, implementation)

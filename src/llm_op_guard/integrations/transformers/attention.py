@@ -1,0 +1,29 @@
+"""Attention: the eager function of the modeling files, and the function that calls SDPA for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+
+from llm_op_guard.install.installer import Candidate
+from llm_op_guard.integrations.transformers.known import Code, Family, known
+
+_EAGER = Family(
+    "attention:eager_attention_forward",
+    {"dabc28315e4a558d": Code("llama and 156 others: grouped heads, the mask added")},
+)
+_SDPA = Family("attention:sdpa_attention_forward", {"9b0498c56248740b": Code("integrations.sdpa_attention")})
+FAMILIES = (_EAGER, _SDPA)
+
+SDPA_MODULE = "transformers.integrations.sdpa_attention"
+
+
+def candidates(module: ModuleType) -> Iterator[Candidate]:
+    """The one of a modeling file, unless it is imported from another, where it is guarded or refused."""
+    name = module.__name__
+    function, family = ("sdpa_attention_forward", _SDPA) if name == SDPA_MODULE else ("eager_attention_forward", _EAGER)
+    found = module.__dict__.get(function)
+    if found is not None and getattr(found, "__module__", name) == name:
+        yield known(f"{name}.{function}", function, found, family)
+    elif name == SDPA_MODULE:
+        yield Candidate(f"{name}.{function}", function, reason="this version of Transformers has no such function")

@@ -1,0 +1,68 @@
+"""Code of Transformers that was read: which contract holds for it, by its fingerprint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from llm_op_guard.contract.model import Contract
+from llm_op_guard.contract.parse import parse_stubs
+from llm_op_guard.install.installer import Candidate
+from llm_op_guard.install.recognise import Fingerprint, Refused, fingerprint, innermost
+from llm_op_guard.policy import Action, Policy, Setting
+
+LIBRARY = "transformers"
+
+# Shipped contracts check metadata; their value rules wait for the user's policy.
+METADATA = Policy(A=Setting(Action.RAISE), B=Setting(Action.OFF))
+# But for token ids at the entry: the commonest crash of all, and small.
+TOKEN_IDS = Policy(A=Setting(Action.RAISE), B=Setting(Action.RAISE))
+
+
+@dataclass(frozen=True)
+class Code:
+    """A body of code that was read: where it stands, and the Transformers versions that have it."""
+
+    where: str
+    versions: tuple[str, ...] = ("5.24.0",)
+
+
+@dataclass(frozen=True)
+class Family:
+    """Functions that compute the same: their contract (`file:name`), and their code by fingerprint."""
+
+    contract: str
+    code: Mapping[str, Code]
+    defaults: Policy = METADATA
+
+
+def contract_named(name: str) -> Contract:
+    """A shipped contract by `file:name`, for example `rope:apply_rotary_pos_emb`."""
+    file, _, operator = name.partition(":")
+    return _contracts(file)[operator]
+
+
+@cache
+def _contracts(file: str) -> dict[str, Contract]:
+    path = resources.files("llm_op_guard") / "contracts" / LIBRARY / f"{file}.contract"
+    return parse_stubs(path.read_text(encoding="utf-8"), f"{LIBRARY}/{file}.contract")
+
+
+def known(site: str, operator: str, found: object, *families: Family) -> Candidate:
+    """A candidate whose code must be that of one of these families."""
+    function = innermost(found)
+    if isinstance(function, Refused):
+        return Candidate(site, operator, reason=function.reason)
+    code = fingerprint(function)
+    if isinstance(code, Refused):
+        return Candidate(site, operator, reason=code.reason)
+    for family in families:
+        if code.digest in family.code:
+            return Candidate(site, operator, function, contract_named(family.contract), family.defaults)
+    return Candidate(site, operator, reason=_unknown(code))
+
+
+def _unknown(code: Fingerprint) -> str:
+    return f"its code is not one that a contract was written for (fingerprint {code.digest})"
