@@ -75,6 +75,7 @@ def broken(target: Any, *args: Any, **kwargs: Any) -> list[str]:
         ("require(not fits(x), id='a')", (10,), (9,)),
         ("require(fits(x.n), id='a')", (SimpleNamespace(n=9),), (SimpleNamespace(n=10),)),
         ("require(fits(x + 1), id='a')", (8,), (9,)),
+        ("require(fits(y[x]), id='a')", (0, [9, 10]), (1, [9, 10])),
         ("require(all(fits(i) for i in x), id='a')", ([1, 9],), ([1, 10],)),
         ("n = fits(x)\nrequire(n == y, id='a')", (9, True), (9, False)),
         ("if fits(x):\n    require(y > 1, id='a')", (9, 2), (9, 1)),
@@ -96,6 +97,8 @@ def test_rules_of_class_c_are_kept_and_broken(body: str, kept: tuple[Any, ...], 
     [
         ("if fits(x):\n    require(y > 1, id='a')", (10, 0)),
         ("require(fits(y), id='a')", (1, None)),  # an argument that is None is as good as absent
+        ("require(fits(y[x]), id='a')", (0, [None])),
+        ("require(fits(y[x]), id='a')", (1, [9])),
         ("require(fits(x.n), id='a')", (object(),)),
         ("require(fits(x), id='a')", (answering(None),)),  # it has nothing to say
         ("n = fits(x)\nrequire(n > 3, id='a')", (answering(None),)),

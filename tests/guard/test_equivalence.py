@@ -147,7 +147,15 @@ def test_order_of_statements_never_changes_a_verdict(
             assert bool(before) == bool(one)
 
 
-@pytest.mark.parametrize("body", ["x: like(y)\ny: like(x)", "n: int\nx: like(n)", "n: None\nx: like(n)"])
+LIKES = [
+    "x: like(y)\ny: like(x)",
+    "n: int\nx: like(n)",
+    "n: None\nx: like(n)",
+    "y: like(x)\nif x.shape[0] == 2:\n    x: like(y) = why(certain=False)",  # a suspicion after a test of the same
+]
+
+
+@pytest.mark.parametrize("body", LIKES)
 def test_like_what_keeps_no_aspects(body: str) -> None:
     contract = parse_body(body, "operator", PARAMETERS)
     given = dict.fromkeys(PARAMETERS)

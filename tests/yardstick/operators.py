@@ -163,10 +163,6 @@ def reorder(kwargs: dict[str, Any], cache_name: str, beam_idx: Tensor) -> dict[s
 # ---------------------------------------------------------------- adapters
 
 
-def inject(modules: list[str], targets: list[str]) -> list[str]:
-    return [name for name in modules if any(name == t or name.endswith(f".{t}") for t in targets)]
-
-
 def match_modules(modules: list[str], adapter: list[str]) -> list[str]:
     return [name for name in adapter if name in modules]
 

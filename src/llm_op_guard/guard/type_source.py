@@ -73,7 +73,7 @@ class TypeWriter:
             rank = self._rank_misfit(only, value)
             misfit = f"{misfit} or {rank}" if rank else misfit
         kind = self.draft.names.kind(step.path)
-        known = isinstance(only, Like) or (isinstance(only, TensorType) and step.certain and _unpacks(only))
+        known = step.certain and (isinstance(only, Like) or (isinstance(only, TensorType) and _unpacks(only)))
         if not (known and self.draft.is_tested(step)):
             yield f"if {misfit}:"
             yield f"    {self.draft.fail(step)}"
