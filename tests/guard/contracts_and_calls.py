@@ -231,7 +231,9 @@ def value(rng: random.Random) -> Any:
 
 
 def scalar(rng: random.Random) -> Any:
-    return rng.choice((0, 1, 2, 2, 3, -1, 1.5, None, "left", True, np.int32(2), torch.tensor(2)))
+    return rng.choice(
+        (0, 1, 2, 2, 3, -1, 1.5, None, "left", True, np.int32(2), np.int8(3), np.float32(1.5), torch.tensor(2))
+    )
 
 
 def items(rng: random.Random) -> Any:

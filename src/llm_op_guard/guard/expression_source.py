@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable
+from functools import cache
 from typing import Literal
 
 from llm_op_guard.contract.expressions import LOOPS, device_types, names_in, steps_of
@@ -459,17 +459,17 @@ def _defers(node: ast.AST) -> bool:
     return False
 
 
+@cache
 def atom(code: str) -> str:
     """The code, in brackets unless it is one term."""
-    simple = re.fullmatch(r"[\w.]+|\(.*\)|[\w.]+\([^()]*\)|[\w.]+\[-?\d+\]", code)
-    balanced = not code.startswith("(") or _closes_last(code)
-    return code if simple and balanced else f"({code})"
+    if isinstance(_parsed(code), ast.Name | ast.Constant | ast.Attribute | ast.Subscript | ast.Call):
+        return code
+    # What is in brackets already parses without them: `(a + b)` does, `(a) + (b)` does not.
+    return code if code.startswith("(") and _parsed(code[1:-1]) is not None else f"({code})"
 
 
-def _closes_last(code: str) -> bool:
-    depth = 0
-    for position, character in enumerate(code):
-        depth += (character == "(") - (character == ")")
-        if depth == 0:
-            return position == len(code) - 1
-    return False
+def _parsed(code: str) -> ast.expr | None:
+    try:
+        return ast.parse(code, mode="eval").body
+    except SyntaxError:
+        return None

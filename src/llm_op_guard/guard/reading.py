@@ -69,14 +69,15 @@ def is_a(value: object, kind: Any) -> bool:
 def is_beyond(value: Any) -> bool:
     """Whether `value` is beyond what the language speaks of.
 
-    A stand-in of `torch.fx` in a traced program, a tensor that is nested (it has no one shape), quantised (its dtype
-    says nothing about its values) or not initialised yet (it has no shape).
+    A stand-in of `torch.fx` in a traced program; a number of a class that has arithmetic of its own (Decimal); a tensor
+    that is nested (it has no one shape), quantised (its dtype says nothing about its values) or not initialised yet (it
+    has no shape).
     """
     fx = sys.modules.get("torch.fx")
     if fx is not None and is_a(value, fx.Proxy):
         return True
     if not is_tensor(value):
-        return False
+        return is_real(value) and not is_integer(value) and not (is_a(value, float) or _is_of_numpy(value))
     torch = sys.modules["torch"]
     return torch.nn.parameter.is_lazy(value) or bool(value.is_nested) or bool(value.is_quantized)
 
@@ -280,6 +281,8 @@ def plain(value: Any) -> Any:
 
     A tensor would answer a comparison with a tensor, and turning that into a truth waits for the device.
     """
+    if is_a(value, float) and _is_of_numpy(value):
+        return float(value)
     if value is None or is_a(value, int | float | str | tuple):
         return value
     if is_a(value, list):
@@ -290,8 +293,14 @@ def plain(value: Any) -> Any:
     ):
         return value
     if is_integer(value):
-        return value.__index__()  # of a NumPy integer, say
+        return value.__index__()  # of a NumPy integer, say: its own arithmetic overflows
+    if _is_of_numpy(value) and is_real(value):
+        return float(value)
     raise NotApplicable
+
+
+def _is_of_numpy(value: Any) -> bool:
+    return type(value).__module__ == "numpy"
 
 
 def is_integer(value: Any) -> bool:
