@@ -78,3 +78,34 @@ def test_sparse_tensors_have_no_strides() -> None:
     with pytest.raises(og.GuardError) as caught:
         operator(torch.eye(3))
     assert [violation.rule_id for violation in caught.value.violations] == ["stride"]
+
+
+class Counting(list):  # type: ignore[type-arg]
+    """A list whose class has a say in its length, items and order."""
+
+    def __len__(self) -> int:
+        raise AssertionError
+
+    def __getitem__(self, key: object) -> object:
+        raise AssertionError
+
+    def __iter__(self) -> object:  # type: ignore[override]
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    "rule", ["len(xs) > 9", "xs[0] > 9", "all(x > 9 for x in xs)", "xs == (1,)", "sum(x for x in xs) > 9", "9 in xs"]
+)
+def test_no_code_of_a_list_runs(rule: str, no_alarm: None) -> None:
+    @og.guard(f"require({rule})")
+    def operator(xs: object) -> None: ...
+
+    operator(Counting([1]))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_numbers_that_no_integer_is(value: float, no_alarm: None) -> None:
+    @og.guard("require(count(ids, p) == 0)\nrequire(only(ids, p, 1))")
+    def operator(ids: object, p: float) -> None: ...
+
+    operator(torch.ones(2, dtype=torch.int64), value)

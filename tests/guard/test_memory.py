@@ -15,7 +15,7 @@ import torch
 import llm_op_guard as og
 from llm_op_guard.contract.parse import parse_body
 from llm_op_guard.guard import memory
-from llm_op_guard.guard.interpret import interpreted_check, interpreted_check_after
+from llm_op_guard.guard.interpret import InterpretedCheck
 from llm_op_guard.guard.reading import NotApplicable
 
 
@@ -333,15 +333,22 @@ def test_the_check_keeps_what_the_definition_says() -> None:
     """
     contract = parse_body(body, "f", ("self", "x", "flag"))
     guarded: Callable[..., None] = og.guard(body)(lambda self, x, flag: None)
-    made = (contract, contract.parameters, frozenset({"A", "B"}), lambda _: None)
-    before, after = interpreted_check(*made), interpreted_check_after(*made)
+    check = InterpretedCheck(
+        contract,
+        contract.parameters,
+        frozenset({"A", "B"}),
+        failed=lambda _: None,
+        failed_after=lambda _: None,
+        tally=lambda: None,
+        jit_state=lambda: None,
+    )
     for x in (torch.ones(2, 4), torch.ones(2, 3), torch.ones(4), torch.ones(0), torch.ones(3)):
         for flag in (True, False, None):
             one, other = Wrapper(), Wrapper()
             one.inner, other.inner = Wrapper(), Wrapper()  # type: ignore[attr-defined]
             with contextlib.suppress(og.GuardError):
                 guarded(one, x, flag)
-            after(None, before(other, x, flag))
+            check.after(None, check.before(other, x, flag))
             for path in ("self", "inner"):
                 mine, its = (owner if path == "self" else owner.inner for owner in (one, other))  # type: ignore[attr-defined]
                 assert facts_of(mine) == facts_of(its)

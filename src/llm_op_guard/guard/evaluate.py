@@ -24,6 +24,7 @@ from llm_op_guard.guard.reading import (
     attribute,
     is_a,
     is_integer,
+    is_plain_sequence,
     is_tensor,
     item,
     number_now,
@@ -298,7 +299,8 @@ class Values:
         value = self.raw(node)
         if is_a(value, dict):
             return list(dict.keys(value))
-        if is_a(value, list | tuple):  # never an iterator: that would be used up
+        # Never an iterator, which would be used up, nor what a class of its own would make up.
+        if is_plain_sequence(value):
             return list(value[:_LONGEST])
         modules = optional_attribute(value, "_modules")
         if type(modules) is dict:

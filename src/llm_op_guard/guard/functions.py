@@ -13,7 +13,7 @@ from typing import Any
 
 from llm_op_guard.contract.solve import Undo
 from llm_op_guard.guard import memory
-from llm_op_guard.guard.reading import Broken, NotApplicable, is_a, is_tensor, shape_of
+from llm_op_guard.guard.reading import Broken, NotApplicable, is_a, is_plain_sequence, is_tensor, shape_of
 
 # Larger results stand for no size, bound or count, and could take all memory.
 _MAX_EXPONENT = 256
@@ -172,7 +172,10 @@ def _strides(x: Any) -> Any:
 
 def length(x: Any) -> int:
     """The length of a shape, tuple, list, dict or text."""
-    if not isinstance(x, str | tuple | list | dict):
+    for kind in (dict, str):
+        if is_a(x, kind):
+            return kind.__len__(x)  # whatever its class makes of it
+    if not is_plain_sequence(x):
         raise NotApplicable
     return len(x)
 

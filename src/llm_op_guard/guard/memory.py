@@ -8,11 +8,14 @@ so is forgotten: a fact that is out of date would be a false alarm.
 from __future__ import annotations
 
 import itertools
+import logging
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from llm_op_guard.guard.reading import NotApplicable, is_a, is_tracing
+
+logger = logging.getLogger("llm_op_guard")
 
 
 class Identity(NamedTuple):
@@ -61,9 +64,20 @@ def forget_all() -> None:
         entry.facts.clear()
 
 
-def distrust(names: Iterable[str]) -> None:
-    """Facts of these names are not known from now on: compiled programs change what they speak of, unseen."""
-    _distrusted.update(names)
+def distrusting(forgotten: Iterable[tuple[object, Iterable[str]]]) -> Callable[[object], None]:
+    """What is called while a program is traced that would forget these facts: they are not known from now on.
+
+    The program, when it runs, changes what they speak of unseen. By name, of any object: which one it will be is not
+    known.
+    """
+    names = {name for _, group in forgotten for name in group}
+
+    def distrust(_: object) -> None:
+        if not names <= _distrusted:
+            logger.info("a compiled program changes what %s stand for: rules that recall them step aside", names)
+            _distrusted.update(names)
+
+    return distrust
 
 
 def recall(owner: Any, name: str) -> Any:

@@ -189,16 +189,22 @@ def item(owner: Any, key: Any) -> Any:
         if not dict.__contains__(owner, key):
             raise NotApplicable
         return dict.__getitem__(owner, key)
-    for kind in (list, tuple):
-        if is_a(owner, kind):
-            cls = type(owner)
-            plainly = cls.__getitem__ is kind.__getitem__ and cls.__len__ is kind.__len__
-            if not (plainly or cls.__module__ == "torch") or not isinstance(key, int):  # torch: a shape
-                raise NotApplicable
-            if not -len(owner) <= key < len(owner):
-                raise NotApplicable
-            return owner[key]
+    if is_a(owner, list | tuple):
+        if not is_plain_sequence(owner) or not isinstance(key, int) or not -len(owner) <= key < len(owner):
+            raise NotApplicable
+        return owner[key]
     return _contained(owner, key)
+
+
+def is_plain_sequence(value: Any) -> bool:
+    """Whether a value is a list or tuple whose class leaves its length, items and order to Python."""
+    cls = type(value)
+    if cls in (list, tuple) or cls.__module__ == "torch":  # torch: a shape
+        return is_a(value, list | tuple)
+    names = ("__len__", "__getitem__", "__iter__")
+    return any(
+        is_a(value, kind) and all(getattr(cls, name) is getattr(kind, name) for name in names) for kind in (list, tuple)
+    )
 
 
 def as_index(value: Any) -> Any:
@@ -285,7 +291,7 @@ def plain(value: Any) -> Any:
         return float(value)
     if value is None or is_a(value, int | float | str | tuple):
         return value
-    if is_a(value, list):
+    if is_a(value, list) and is_plain_sequence(value):
         return tuple(value)
     torch = sys.modules.get("torch")
     if torch is not None and is_a(
