@@ -8,6 +8,7 @@ from typing import Any
 
 from llm_op_guard.contract.expressions import is_read
 from llm_op_guard.contract.model import DtypeOf, Expr, TensorType
+from llm_op_guard.contract.vocabulary import DTYPE_SETS
 from llm_op_guard.guard import elements, functions
 from llm_op_guard.guard.evaluate import Values, show
 from llm_op_guard.guard.reading import INAPPLICABLE, Broken
@@ -127,7 +128,7 @@ def _value_calls(node: ast.expr, values: Values) -> Iterator[ast.Call]:
                 yield from _value_calls(argument, values)
 
 
-_CONSTANT_NAMES: frozenset[str] = frozenset({"floating", "half", "integer", "boolean", "complexes", "any"})
+_CONSTANT_NAMES = frozenset(DTYPE_SETS)
 
 
 def without_repeats(options: Iterable[str]) -> list[str]:

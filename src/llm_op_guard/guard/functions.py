@@ -180,12 +180,12 @@ def length(x: Any) -> int:
     return len(x)
 
 
-def smallest(*values: Any) -> Any:
+def minimum(*values: Any) -> Any:
     """The smallest of several numbers."""
     return min(_numbers(values))
 
 
-def largest(*values: Any) -> Any:
+def maximum(*values: Any) -> Any:
     """The largest of several numbers."""
     return max(_numbers(values))
 
@@ -277,8 +277,8 @@ def ends_with(text: Any, ending: Any) -> bool:
 # `has` and `get` take paths and are handled where expressions are read.
 IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "len": length,
-    "min": smallest,
-    "max": largest,
+    "min": minimum,
+    "max": maximum,
     "abs": magnitude,
     "ceildiv": ceil_divide,
     "divisors": divisors,

@@ -150,6 +150,8 @@ def optional_attribute(owner: Any, name: str) -> Any:
     if is_tensor(owner):
         return getattr(owner, name) if name in TENSOR_ATTRIBUTES else _UNSET
     if is_tracing():
+        if isinstance(getattr(type(owner), name, None), property):
+            return _UNSET
         # The program that is traced sees what we read: a plain read keeps its parameters' names.
         return getattr(owner, name, _UNSET)
     try:

@@ -82,7 +82,7 @@ class _CheckWriter:
             if names:
                 yield f"({names}) = state"
             arguments = f"(result, state, {arguments})"
-        if any("_Tensor" in line for line in body):
+        if "_Tensor" in names_in_code("\n".join(body) or "pass"):
             yield "if _jit_state() is not None:"
             yield from indented(self._forgets())
             yield "    return None"
@@ -238,6 +238,11 @@ class _CheckWriter:
             yield from ("try:", f"    _facts[{name!r}] = {writer.value(expr.node)}", "except _unjudged:", "    pass")
         names = tuple(name for name, _ in step.statement.facts)
         yield f"_remember({self._at(step.statement.path)}, {names!r}, _facts)"
+
+
+def names_in_code(text: str) -> frozenset[str]:
+    """The names in a text of Python, not what its comments and strings say."""
+    return frozenset(node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name))
 
 
 def _is_truth(node: ast.expr) -> bool:
