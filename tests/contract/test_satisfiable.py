@@ -115,7 +115,6 @@ TOGETHER = {
         3, 9, "0 < n < 3, while n not in (1, 2) is required in line 3",
     ),
     "n: int\nrequire(n == 1)\nensure(n == 2)": (3, 8, "n == 2, while n == 1 is required in line 3"),
-    "n: None | int\nrequire(n > 3)\nrequire(n == 2)": (3, 9, "n == 2, while n > 3 is required in line 3"),
     "n: float\nrequire(n >= 8)\nrequire(n < 4)": (3, 9, "n < 4, while n >= 8 is required in line 3"),
     "n: float\nrequire(n >= 4)\nrequire(n < 4)": (3, 9, "n < 4, while n >= 4 is required in line 3"),
     "n: 1 | 2\nrequire(n > 2)": (2, 9, "n > 2, while n is declared as 1 | 2 in line 2"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import threading
@@ -209,6 +210,55 @@ def test_facts_that_cost_a_look_at_values_are_kept_where_those_are_looked_at() -
     plan(wrapper, INDPTR, 2)
     with pytest.raises(og.GuardError):
         run(wrapper, torch.ones(9, 2, 4))
+
+
+@pytest.mark.parametrize("spelling", ["remember(self, rows=n)", "xs: list[int]\nremember(self, rows=n)"])
+def test_of_calls_that_overlap_nobody_knows_the_last(spelling: str) -> None:
+    class Planner:
+        @og.guard(spelling)
+        async def plan(self, n: int, wait: asyncio.Event | None = None, xs: Any = ()) -> None:
+            if wait is not None:
+                await wait.wait()
+
+        @og.guard(spelling)
+        def nested(self, n: int, xs: Any = ()) -> None:
+            if n:
+                self.nested(n - 1)
+
+        @og.guard("require(n == recall(self, 'rows'), id='as_planned')")
+        def run(self, n: int) -> None: ...
+
+    async def overlap() -> None:
+        planner, event = Planner(), asyncio.Event()
+        first = asyncio.create_task(planner.plan(3, event))
+        await asyncio.sleep(0)
+        await planner.plan(5)
+        event.set()
+        await first
+        planner.run(3)
+        planner.run(5)
+        await planner.plan(4)
+        with pytest.raises(og.GuardError, match="as_planned"):
+            planner.run(5)
+
+    asyncio.run(overlap())
+    planner = Planner()
+    planner.nested(3)
+    planner.run(0)
+    planner.run(3)
+
+
+def test_a_call_that_went_through_a_change_of_policy_remembers_nothing() -> None:
+    @og.guard("remember(self, rows=n)")
+    def switching(self: Any, n: int) -> None:
+        og.disable()
+        self.n = n + 1
+        og.enable()
+
+    wrapper = Wrapper()
+    switching(wrapper, 3)
+    with pytest.raises(NotApplicable):
+        memory.recall(wrapper, "rows")
 
 
 # ---------------------------------------------------------------- the rest of the language

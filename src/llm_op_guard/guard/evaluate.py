@@ -45,7 +45,7 @@ class Unbound(NotApplicable):
 
 
 BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: lambda a, b: a + b,
+    ast.Add: functions.add,
     ast.Sub: lambda a, b: a - b,
     ast.Mult: functions.multiply,
     ast.Div: functions.divide,
@@ -87,6 +87,7 @@ class Values:
         self.symbols: dict[str, Any] = {}
         self.assigned: dict[str, Any] = {}
         self.items: dict[str, Any] = {}
+        self._steps_left: int | None = None
 
     def named(self, name: str) -> Any:
         """What a bare name stands for; raises Unbound for a name without a value."""
@@ -190,13 +191,19 @@ class Values:
         # `x is None` asks about the argument itself, whatever it is.
         if len(node.ops) == 1 and isinstance(node.ops[0], ast.Is | ast.IsNot):
             return COMPARE[type(node.ops[0])](self.raw(node.left), self._value(node.comparators[0]))
-        left = self._value(node.left)
+        left = self._compared(node.left)
         for op, comparator in zip(node.ops, node.comparators, strict=True):
-            right = self._value(comparator)
+            right = self._compared(comparator)
             if not COMPARE[type(op)](left, right):
                 return False
             left = right
         return True
+
+    def _compared(self, node: ast.expr) -> Any:
+        value = self._value(node)
+        if value is None and isinstance(node, _READS):
+            raise NotApplicable  # an optional argument that is not there
+        return value
 
     def _items(self, nodes: list[ast.expr]) -> list[Any]:
         found: list[Any] = []
@@ -264,13 +271,25 @@ class Values:
         """Go through a loop: the names of the loop stand for each item in turn, whose number is given."""
         (comprehension,) = loop.generators
         before = dict(self.items)
+        outermost = self._steps_left is None
+        if outermost:
+            self._steps_left = _LONGEST  # of this loop and those within it together
         try:
             for number, item_value in enumerate(self._sequence(comprehension.iter)):
+                self._take_a_step()
                 self.items = {**before, **_taken_apart(comprehension.target, item_value)}
                 if self._all_hold(comprehension.ifs):
                     yield number
         finally:
             self.items = before
+            if outermost:
+                self._steps_left = None
+
+    def _take_a_step(self) -> None:
+        assert self._steps_left is not None
+        self._steps_left -= 1
+        if self._steps_left < 0:
+            raise NotApplicable
 
     def _all_hold(self, conditions: list[ast.expr]) -> bool:
         try:
@@ -373,8 +392,10 @@ def show(value: Any) -> str:
         return f"({', '.join(show(part) for part in value)}{',' if len(value) == 1 else ''})"
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         return f"an integer of {value.bit_length()} bits"  # Python refuses to write very long ones
-    if value is None or isinstance(value, bool | int | float) or type(value) is complex:
+    if value is None or type(value) in (bool, int, float, complex):
         return str(value)
+    if isinstance(value, int | float):  # whatever its class would call it
+        return (int if isinstance(value, int) else float).__repr__(value)
     if isinstance(value, DeviceKind):
         return value.name
     if is_tensor(value):

@@ -16,6 +16,10 @@ from llm_op_guard.guard import memory
 from llm_op_guard.guard.reading import Broken, NotApplicable, is_a, is_plain_sequence, is_tensor, shape_of
 
 # Larger results stand for no size, bound or count, and could take all memory.
+_MOST_BITS = 1 << 20
+# Python refuses to write much longer numbers.
+_MOST_BITS_TOLD = 1024
+_MOST_CHARACTERS = 10_000
 _MAX_EXPONENT = 256
 _MAX_BASE_BITS = 64
 _MAX_DIVISORS_OF = 1 << 24
@@ -26,18 +30,18 @@ def divide(a: Any, b: Any) -> Any:
     if isinstance(a, str):
         raise NotApplicable
     if b == 0:
-        raise Broken(f"{a} / {b} divides by zero")
+        raise Broken(f"{_told(a)} / {_told(b)} divides by zero")
     if isinstance(a, float) or isinstance(b, float):
         return a / b
     if a % b != 0:
-        raise Broken(f"{a} / {b} is not a whole number")
+        raise Broken(f"{_told(a)} / {_told(b)} is not a whole number")
     return a // b
 
 
 def floor_divide(a: Any, b: Any) -> Any:
     """`a // b`."""
     if b == 0:
-        raise Broken(f"{a} // {b} divides by zero")
+        raise Broken(f"{_told(a)} // {b} divides by zero")
     return a // b
 
 
@@ -46,15 +50,38 @@ def modulo(a: Any, b: Any) -> Any:
     if isinstance(a, str):
         raise NotApplicable
     if b == 0:
-        raise Broken(f"{a} % {b} divides by zero")
+        raise Broken(f"{_told(a)} % {b} divides by zero")
     return a % b
+
+
+def add(a: Any, b: Any) -> Any:
+    """`a + b` between numbers, or between texts as those of a hint; never a long text or a sequence."""
+    if isinstance(a, str) and isinstance(b, str) and len(a) + len(b) <= _MOST_CHARACTERS:
+        return a + b
+    return _bounded(_number(a) + _number(b))
 
 
 def multiply(a: Any, b: Any) -> Any:
     """`a * b` between numbers; never repetition of a text or a sequence."""
-    if isinstance(a, str | tuple) or isinstance(b, str | tuple):
+    return _bounded(_number(a) * _number(b))
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, str | tuple):
         raise NotApplicable
-    return a * b
+    return value
+
+
+def _bounded(value: Any) -> Any:
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        raise NotApplicable
+    return value
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS_TOLD:
+        return f"an integer of {value.bit_length()} bits"
+    return str(value)
 
 
 def power(a: Any, b: Any) -> Any:
@@ -105,7 +132,7 @@ def whole(a: Any, b: Any) -> Any:
     if b == 0:
         if a == 0:
             raise NotApplicable
-        raise Broken(f"{a} is no multiple of {b}")
+        raise Broken(f"{_told(a)} is no multiple of {_told(b)}")
     return divide(a, b)
 
 

@@ -152,10 +152,12 @@ class Guard:
             return
         self._failed_inside = True
         message = (
-            f"llm-op-guard failed while checking {self.operator} ({type(error).__name__}: {error}); the call went "
-            f"through unchecked. This is a fault of the guard, not of the call; it is reported once for each site."
+            f"llm-op-guard failed while checking {self.operator} ({type(error).__name__}); the call went through "
+            f"unchecked. This is a fault of the guard, not of the call; it is reported once for each site."
         )
-        logger.error(message, exc_info=error)
+        logger.error(message)
+        # What an error says may be what a user wrote: only for who looks for it.
+        logger.debug("llm-op-guard failed while checking %s", self.operator, exc_info=error)
         warn_of_inside(message)
 
 
@@ -206,7 +208,7 @@ class _Outcome:
 
     def failed_interpreted(self, handed: tuple[Any, Any, tuple[Any, ...]]) -> GuardError | None:
         """As `failed_after`, for a check that `explain` itself makes."""
-        result, (_, known, at_entry), arguments = handed
+        result, (_, known, at_entry, _), arguments = handed
         values = dict(zip(self._plan.parameters, arguments, strict=True))
         return self._explained({**values, "result": result}, known=known, at_entry=at_entry)
 

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from llm_op_guard.contract.model import Contract, CostClass, ListType, Remember, Type
+from llm_op_guard.contract.path import Path
 from llm_op_guard.contract.walk import declared_types, paths_in_type
 from llm_op_guard.errors import GuardError
 from llm_op_guard.guard.bind import Bindings
 from llm_op_guard.guard.explain import explain
-from llm_op_guard.guard.memory import distrusting, forget, remember
+from llm_op_guard.guard.memory import Token, distrusting, forget, remember
 from llm_op_guard.guard.plan import forgotten
 from llm_op_guard.guard.reading import INAPPLICABLE, Broken, is_tracing, kept, path_value, snapshot
 from llm_op_guard.guard.traced import comptime
@@ -84,14 +85,14 @@ class InterpretedCheck:
             accepted, state = False, None
         if not accepted and (error := self._failed(arguments)) is not None:
             raise error
-        self._forget(given)
-        return state
+        tokens = self._forget(given)
+        return None if state is None else (*state, tokens)
 
     def after(self, result: Any, state: Any) -> None:
         """Check what was returned: takes it and what the check before the call returned."""
         if state is None:
             return
-        arguments, known, at_entry = state
+        arguments, known, at_entry, tokens = state
         given = {**dict(zip(self._parameters, arguments, strict=True)), "result": result}
         try:
             violations = explain(
@@ -104,12 +105,13 @@ class InterpretedCheck:
             accepted, facts = False, []
         if not accepted and (error := self._failed_after((result, state, arguments))) is not None:
             raise error
-        for owner, names, values in facts:
-            remember(owner, names, values)
+        for path, owner, names, values in facts:
+            remember(owner, names, values, tokens.get((path, names)))
 
-    def _forget(self, given: Mapping[str, Any]) -> None:
-        for path, names in self._forgets:
-            forget(path_value(given.get(path.root), *path.steps), names)
+    def _forget(self, given: Mapping[str, Any]) -> dict[tuple[Path, tuple[str, ...]], Token]:
+        return {
+            (path, names): forget(path_value(given.get(path.root), *path.steps), names) for path, names in self._forgets
+        }
 
     def _state(self, given: dict[str, Any], arguments: tuple[Any, ...]) -> Any:
         contract, classes = self._contract, self._classes
@@ -124,8 +126,10 @@ class InterpretedCheck:
 
 def facts_to_keep(
     contract: Contract, arguments: Mapping[str, Any], classes: frozenset[CostClass], known: Mapping[str, Any]
-) -> Iterator[tuple[Any, tuple[str, ...], dict[str, Any]]]:
-    """What the statements `remember` of a contract keep after a call: of which object, which names, what is known."""
+) -> Iterator[tuple[Path, Any, tuple[str, ...], dict[str, Any]]]:
+    """What the statements `remember` of a contract keep after a call: of which object, where it was found, which
+    names, and what is known.
+    """
     clauses = [clause for clause in contract.clauses if clause.cost_class in classes]
     bindings = Bindings(contract, clauses, arguments, known, after_call=True)
     bindings.collect()
@@ -137,4 +141,4 @@ def facts_to_keep(
                 with contextlib.suppress(*INAPPLICABLE, Broken):
                     facts[name] = bindings.values.evaluate(expr)
             owner = path_value(arguments.get(statement.path.root), *statement.path.steps)
-            yield owner, tuple(name for name, _ in statement.facts), facts
+            yield statement.path, owner, tuple(name for name, _ in statement.facts), facts

@@ -69,15 +69,14 @@ def is_a(value: object, kind: Any) -> bool:
 def is_beyond(value: Any) -> bool:
     """Whether `value` is beyond what the language speaks of.
 
-    A stand-in of `torch.fx` in a traced program; a number of a class that has arithmetic of its own (Decimal); a tensor
-    that is nested (it has no one shape), quantised (its dtype says nothing about its values) or not initialised yet (it
-    has no shape).
+    A stand-in of `torch.fx` in a traced program, a tensor that is nested (it has no one shape), quantised (its dtype
+    says nothing about its values) or not initialised yet (it has no shape).
     """
     fx = sys.modules.get("torch.fx")
     if fx is not None and is_a(value, fx.Proxy):
         return True
     if not is_tensor(value):
-        return is_real(value) and not is_integer(value) and not (is_a(value, float) or _is_of_numpy(value))
+        return False
     torch = sys.modules["torch"]
     return torch.nn.parameter.is_lazy(value) or bool(value.is_nested) or bool(value.is_quantized)
 
@@ -174,7 +173,7 @@ def optional_attribute(owner: Any, name: str) -> Any:
                     return object.__getattribute__(owner, name)  # a slot or a namedtuple field: no code behind it
                 except AttributeError:
                     return _UNSET
-            return _UNSET if hasattr(value, "__get__") else value
+            return _UNSET if any("__get__" in kind.__dict__ for kind in type(value).__mro__) else value
     return _UNSET
 
 
@@ -291,10 +290,10 @@ def plain(value: Any) -> Any:
     """
     if is_a(value, float) and _is_of_numpy(value):
         return float(value)
-    if value is None or is_a(value, int | float | str | tuple):
+    if value is None or is_a(value, int | float | str):
         return value
-    if is_a(value, list) and is_plain_sequence(value):
-        return tuple(value)
+    if is_a(value, tuple | list):
+        return _plain_items(value, _DEEPEST)
     torch = sys.modules.get("torch")
     if torch is not None and is_a(
         value, torch.dtype | torch.device | torch.layout | torch.SymInt | torch.SymFloat | torch.SymBool
@@ -307,6 +306,25 @@ def plain(value: Any) -> Any:
     raise NotApplicable
 
 
+# Tuples of tuples beyond that are no size and no bound; comparing them could take for ever.
+_DEEPEST = 4
+
+
+def _plain_items(value: Any, depth: int) -> Any:
+    if type(value).__module__ == "torch":  # a shape
+        return value
+    if depth == 0 or not is_plain_sequence(value):
+        raise NotApplicable
+    return tuple(_plain_items(v, depth - 1) if is_a(v, tuple | list) else plain(v) for v in value)
+
+
+def compared(value: Any) -> Any:
+    """As `plain`, of what is compared: an optional argument that is None has no value."""
+    if value is None:
+        raise NotApplicable
+    return plain(value)
+
+
 def _is_of_numpy(value: Any) -> bool:
     return type(value).__module__ == "numpy"
 
@@ -315,7 +333,7 @@ def is_integer(value: Any) -> bool:
     """Whether a value counts as `int`: Python, NumPy and symbolic integers; bool too; never a tensor."""
     if is_a(value, int):
         return True
-    return hasattr(type(value), "__index__") and not is_tensor(value) and not hasattr(type(value), "__len__")
+    return _is_known_number(value) and hasattr(type(value), "__index__") and not hasattr(type(value), "__len__")
 
 
 def number_now(value: Any) -> int:
@@ -329,7 +347,21 @@ def is_real(value: Any) -> bool:
     """Whether a value counts as `float`: any real number that is not a tensor."""
     if is_a(value, int | float):
         return True
-    return not is_tensor(value) and not hasattr(type(value), "__len__") and hasattr(type(value), "__float__")
+    return _is_known_number(value) and not hasattr(type(value), "__len__") and hasattr(type(value), "__float__")
+
+
+def _is_known_number(value: Any) -> bool:
+    """Whether a class that is not Python's own is one of numbers all the same: of NumPy, or a size that is a symbol."""
+    torch = sys.modules.get("torch")
+    return _is_of_numpy(value) or (torch is not None and is_a(value, torch.SymInt | torch.SymFloat))
+
+
+def is_foreign_number(value: Any) -> bool:
+    """Whether a value has arithmetic of its own (Decimal, a class with `__index__`), of which nothing is known here."""
+    if is_a(value, int | float) or is_tensor(value) or _is_known_number(value):
+        return False
+    names = {name for cls in type(value).__mro__ for name in cls.__dict__}
+    return bool(names & {"__index__", "__float__"}) and "__len__" not in names
 
 
 def shape_of(value: Any) -> Any:
