@@ -57,7 +57,6 @@ ALONE = {
     "x: any[D]\nrequire(-D > 0)": "-D > 0" + SIZES,
     "x: any[D]\nrequire(D // 2 < 0)": "D // 2 < 0" + SIZES,
     "x: any[D]\nrequire(D % 4 == 1 and D % 2 == 0)": "D % 4 == 1 and D % 2 == 0" + SIZES,
-    "x: any[D]\nrequire(D == 'left')": "D == 'left'" + SIZES,
     "x: any[D]\nrequire(D is None)": "D is None" + SIZES,
     "x: None | any[D]\nrequire(D < 0)": "D < 0" + SIZES,
     "x: any[D]\nrequire(D % 0 == 0)": "D % 0 == 0; D % 0 divides by zero",
@@ -104,7 +103,6 @@ TOGETHER = {
     "x: any[D]\nrequire(D >= 8)\nensure(D < 4)": (3, 8, "D < 4, while D >= 8 is required in line 3"),
     "x: any[D]\nensure(D >= 8)\nensure(D < 4)": (3, 8, "D < 4, while D >= 8 is promised in line 3"),
     "n: int\nrequire(4 < n < 5)": (2, 9, "4 < n < 5, while n is declared as int in line 2"),
-    "n: int\nrequire(n == 'auto')": (2, 9, "n == 'auto', while n is declared as int in line 2"),
     "n: int\nrequire(n == 1)\nrequire(n == 2)": (3, 9, "n == 2, while n == 1 is required in line 3"),
     "n: int\nrequire(n == 2)\nrequire(n != 2)": (3, 9, "n != 2, while n == 2 is required in line 3"),
     "n: int\nrequire(n in (1, 2))\nrequire(n in (3, 4))": (
@@ -233,7 +231,6 @@ LEFT_ALONE = [
     "self.k: int\nrequire(self.k == 1)\nrequire(self.k == 2)",
     "self.w: any[3]\nrequire(self.w.shape[0] == 4)",
     "x: list[any[3]]\nrequire(x[0].shape[0] == 4)",
-    "x: any[3]\nrequire(x.shape[1] == 4)",
     "n: None | int\nrequire(n > 3)\nrequire(n < 2)",
     "require(n > 0)\nrequire(n == 'auto')",
     # A breach of a suspicion is legal.
@@ -307,7 +304,8 @@ def conflicts() -> Iterator[list[Conflict | None]]:
     def note(contract: Contract, solved: Container[str]) -> None:
         found.append(conflict(contract, solved))
 
-    with mock.patch.object(validate, "check_satisfiable", note):
+    # What says nothing of any call is refused before; here it is no matter.
+    with mock.patch.object(validate, "check_satisfiable", note), mock.patch.object(validate.Uses, "check"):
         yield found
 
 

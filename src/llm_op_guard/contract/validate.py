@@ -44,7 +44,7 @@ from llm_op_guard.contract.model import (
 from llm_op_guard.contract.satisfiable import check_satisfiable
 from llm_op_guard.contract.solve import inverse
 from llm_op_guard.contract.source import Place, Source
-from llm_op_guard.contract.uses import check_uses
+from llm_op_guard.contract.uses import Uses
 from llm_op_guard.contract.vocabulary import DEVICE_TYPES, DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, KEYWORDS, dtype_names
 from llm_op_guard.contract.walk import binders, declared_paths, items_of, paths_in_type, solvable, tensor_types
 
@@ -58,9 +58,10 @@ def validated(contract: Contract) -> Contract:
     contract = replace(contract, clauses=clauses)
     symbols = _symbols(contract)
     contract = replace(contract, symbols=symbols)
+    uses = Uses(contract)
     for clause in clauses:
         _check_names(clause, contract)
-        check_uses(clause, contract)
+        uses.check(clause)
         if isinstance(clause.statement, Declare):
             _check_type(clause.statement.type, clause.statement, contract)
     _check_assignments(contract)
