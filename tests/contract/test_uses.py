@@ -229,6 +229,22 @@ def test_a_declaration_speaks_of_its_own_branch() -> None:
             load(body)
 
 
+def test_a_size_that_is_nearly_a_parameter() -> None:
+    def read(body: str) -> None:
+        parse_stubs(f"def f(x, page_size, num_heads, block_sizes, y):\n    {body}\n", "f.contract")
+
+    for size in ("pagesize", "page_szie", "pge_size"):
+        with pytest.raises(og.ContractError) as caught:
+            read(f"x: any[B, {size}]")
+        assert caught.value.problem == f"{size!r} stands here only and says nothing; did you mean 'page_size'?"
+        assert (caught.value.line, caught.value.column) == (2, 15)
+    read("x: any[B, page_size]\n    page_size: int")
+    read("x: any[pagesize]\n    require(pagesize > 1)")  # it stands twice
+    read("x: any[pagesize]\n    y: any[pagesize]")
+    read("x: any[block_size]")  # of a list that is named after it
+    read("x: any[page, size, heads, num, PAGESIZE, page_side, num_tokens, num_beads]")
+
+
 def test_a_loop_s_name_is_not_the_parameter() -> None:
     load("require(all(len(lens) > 1 for lens in free))\nrequire(all(n.shape[0] > 1 for n in many))")
 

@@ -137,10 +137,11 @@ class Values:
                 return self._call(name, node)
             case ast.Subscript(value=owner, slice=index):
                 parts = index.elts if isinstance(index, ast.Tuple) else [index]
-                return part(self.tensor(owner), *(self._index(one) for one in parts))
+                return part(self.tensor(owner), *(self.index(one) for one in parts))
         return self.raw(node)
 
-    def _index(self, node: ast.expr) -> Any:
+    def index(self, node: ast.expr) -> Any:
+        """One index of a part of a tensor: a slice, an ellipsis or a value."""
         match node:
             case ast.Slice(lower=lower, upper=upper, step=step):
                 return slice(*(None if bound is None else self._value(bound) for bound in (lower, upper, step)))
@@ -202,8 +203,12 @@ class Values:
         for node in nodes:
             if isinstance(node, ast.Starred):
                 found.extend(self._value(node.value))
+                continue
+            value = self._value(node)
+            if isinstance(value, frozenset):  # a set of dtypes behind `in`
+                found.extend(value)
             else:
-                found.append(self._value(node))
+                found.append(value)
         return found
 
     def _call(self, name: str, node: ast.Call) -> Any:
