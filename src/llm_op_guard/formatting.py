@@ -68,7 +68,9 @@ def _texts(contracts: dict[str, Contract]) -> list[str]:
 def _by_ruff(text: str, file: str) -> str:
     if importlib.util.find_spec("ruff") is None:
         raise LlmOpGuardError("fmt formats with Ruff, which is not installed: pip install 'llm-op-guard[fmt]'")
-    done = subprocess.run([sys.executable, "-m", "ruff", *_RUFF], input=text.encode(), capture_output=True, check=False)
+    # -P: a file of the current folder that is named like a module of Python is none of its modules.
+    command = [sys.executable, "-P", "-m", "ruff", *_RUFF]
+    done = subprocess.run(command, input=text.encode(), capture_output=True, check=False)
     if done.returncode != 0:
         raise ContractError(f"Ruff failed: {done.stderr.decode(errors='replace').strip()}", file=file)
     return done.stdout.decode()

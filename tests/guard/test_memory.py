@@ -359,8 +359,12 @@ def test_with_lists() -> None:
         ("require(recall(x + 1, 'rows') == 1)", "recall takes a parameter or what can be read from one"),
         ("ensure(recall(x, 'rows') == 1)", "after the call nothing of before is recalled: name it first, before = "
          "recall(…)"),
-        ("for v in (x, y):\n    remember(v, rows=1)", "nothing is remembered within a loop"),
-        ("for v in x:\n    remember(v, rows=1)", "a loop over a sequence of the call holds require, ensure and if"),
+        ("for v in (x, y):\n    remember(v, rows=1)", "a loop remembers nothing: remember stands outside"),
+        (
+            "for v in x:\n    remember(v, rows=1)",
+            "a loop over a sequence of the call holds require, ensure and if; it remembers nothing: remember stands "
+            "outside",
+        ),
         ("remember = 3", "'remember' has a meaning in the language; choose another name"),
         ("remembr(x, rows=1)", "unknown statement 'remembr'; did you mean 'remember'?"),
     ],

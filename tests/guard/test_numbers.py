@@ -49,6 +49,13 @@ def test_reals(kind: Any) -> None:
     assert broken(1, kind("nan")) == ["squared"]  # NaN is not at most anything
 
 
+def test_numbers_of_numpy_are_shown_as_numbers() -> None:
+    with pytest.raises(og.GuardError, match=r"f \* f = 4.0"):
+        operator(1, np.float32(2))
+    with pytest.raises(og.GuardError, match=r"n \* 2 = 200"):
+        operator(np.int8(100))
+
+
 def test_bool_and_int_for_a_real() -> None:
     assert broken(True, True) == []
     assert broken(1, 2) == ["squared"]

@@ -224,13 +224,15 @@ class Judge:
 
     def _membership(self, left: ast.expr, right: ast.expr, state: State) -> Outcomes:
         value = self._compared(left, state)
-        match right:
-            case ast.Name(id=name) if name in DTYPE_SETS:
-                members = [Possible.of_dtype(known) for known in dtype_names(DtypeSet(name))]
-            case ast.Tuple(elts=items) | ast.List(elts=items) if not any(isinstance(i, ast.Starred) for i in items):
-                members = [self._value(item, state) for item in items]
-            case _:
+        items = right.elts if isinstance(right, ast.Tuple | ast.List) else [right]
+        members: list[Possible] = []
+        for item in items:
+            if isinstance(item, ast.Name) and item.id in DTYPE_SETS:
+                members += [Possible.of_dtype(known) for known in dtype_names(DtypeSet(item.id))]
+            elif item is right or isinstance(item, ast.Starred):
                 return Outcomes(state, state, state)
+            else:
+                members.append(self._value(item, state))
         rest = value
         for member in members[:_LARGEST_PART]:
             rest = rest.minus(member)

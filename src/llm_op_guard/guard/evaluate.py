@@ -25,6 +25,7 @@ from llm_op_guard.guard.reading import (
     is_a,
     is_integer,
     is_plain_sequence,
+    is_real,
     is_tensor,
     item,
     number_now,
@@ -139,10 +140,11 @@ class Values:
                 return self._call(name, node)
             case ast.Subscript(value=owner, slice=index):
                 parts = index.elts if isinstance(index, ast.Tuple) else [index]
-                return part(self.tensor(owner), *(self._index(one) for one in parts))
+                return part(self.tensor(owner), *(self.index(one) for one in parts))
         return self.raw(node)
 
-    def _index(self, node: ast.expr) -> Any:
+    def index(self, node: ast.expr) -> Any:
+        """One index of a part of a tensor: a slice, an ellipsis or a value."""
         match node:
             case ast.Slice(lower=lower, upper=upper, step=step):
                 return slice(*(None if bound is None else self._value(bound) for bound in (lower, upper, step)))
@@ -210,8 +212,12 @@ class Values:
         for node in nodes:
             if isinstance(node, ast.Starred):
                 found.extend(self._value(node.value))
+                continue
+            value = self._value(node)
+            if isinstance(value, frozenset):  # a set of dtypes behind `in`
+                found.extend(value)
             else:
-                found.append(self._value(node))
+                found.append(value)
         return found
 
     def _call(self, name: str, node: ast.Call) -> Any:
@@ -402,5 +408,7 @@ def show(value: Any) -> str:
         return f"{show(value.dtype)}[{', '.join(map(str, value.shape))}]"
     if is_integer(value):
         return str(number_now(value))
+    if type(value).__module__ == "numpy" and is_real(value):
+        return str(float(value))
     name = str(value) if type(value).__module__ == "torch" else type(value).__name__
     return name.removeprefix("torch.")

@@ -267,6 +267,8 @@ class ExpressionWriter:
         if isinstance(node, ast.Starred):
             self.fallible = True
             return f"*{atom(self._value(node.value)[0])}"
+        if isinstance(node, ast.Name) and node.id in DTYPE_SETS:
+            return f"*{self._value(node)[0]}"
         return atom(self._value(node)[0])
 
     def _name(self, name: str) -> tuple[str, Kind]:

@@ -96,10 +96,16 @@ def power(a: Any, b: Any) -> Any:
 def undone(value: Any, *steps: tuple[Undo, Any]) -> Any:
     """An observed size, taken back through the operations of a dimension expression to the unknown; see `undo`.
 
-    All operands are at hand: one that does not apply comes before one that leaves no whole number.
+    All operands are at hand: one that does not apply comes before one that leaves no size.
     """
     for operation, operand in steps:
         value = undo(operation, value, operand)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, float):
+        raise Broken(f"it would be {value}")
+    if value < 0:
+        raise Broken(f"it would be {value}, and no size is negative")
     return value
 
 
@@ -181,16 +187,17 @@ def stride(x: Any, i: Any) -> int:
     rank = len(shape_of(x))
     if not -rank <= i < rank:
         raise NotApplicable
-    return int(_strides(x)[i])
+    return int(strides(x)[i])
 
 
 def dense(x: Any) -> bool:
     """Whether elements of the last dimension lie side by side; strides of dimensions of size 1 mean nothing."""
     shape = shape_of(x)
-    return len(shape) == 0 or shape[-1] <= 1 or _strides(x)[-1] == 1
+    return len(shape) == 0 or shape[-1] <= 1 or strides(x)[-1] == 1
 
 
-def _strides(x: Any) -> Any:
+def strides(x: Any) -> Any:
+    """The strides of a tensor; raises NotApplicable for a layout that has none."""
     # Sparse and other layouts have none; a sparse matrix answers all the same.
     if str(x.layout) != "torch.strided":
         raise NotApplicable
