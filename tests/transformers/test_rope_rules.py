@@ -439,6 +439,15 @@ WRONG = [
         for c in (FULL, PARTIAL, HALF, MATRICES)
     ),
     *(
+        Wrong(
+            c,
+            "cos.shape",
+            "tokens stand where unsqueeze_dim says that heads do",
+            each(lambda x: x.transpose(1, 2), "q", "k"),
+        )
+        for c in (FULL, PARTIAL, HALF)
+    ),
+    *(
         Wrong(c, "cos.shape", "a table of one column is broadcast without a word", each(lambda x: x[..., :1], *table))
         for c in (FULL, HALF, X, PATCHES, VISION)
     ),

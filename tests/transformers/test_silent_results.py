@@ -255,6 +255,30 @@ def test_rope_partial_full() -> None:
         assert torch.equal(call(*own)[0], right)
 
 
+def test_rope_layout() -> None:
+    q, k, cos, sin = rotary()
+    q, k = torch.randn(B, L, L, D), torch.randn(B, L, L, D)  # as many heads as tokens
+    right = rotated(q, k, cos, sin)
+    tokens_first = q.transpose(1, 2), k.transpose(1, 2)
+    wrong = silently(lambda: apply_rotary_pos_emb(*tokens_first, cos, sin)).transpose(1, 2)
+    assert_clearly_wrong(wrong, right, rotated(*doubled(q, k, cos, sin)))
+    # The same call is right for other tensors, and the sizes are all there is: docs/transformers.md says so.
+    with og.installed("transformers"), og.policy(B="raise"):
+        assert torch.equal(apply_rotary_pos_emb(*tokens_first, cos, sin)[0].transpose(1, 2), wrong)
+
+    # With another number of heads, today's error names sizes; the guard tells them apart.
+    fewer = q[:, :H].transpose(1, 2), k[:, :H].transpose(1, 2)
+    with pytest.raises(RuntimeError, match="must match the size of tensor"):
+        apply_rotary_pos_emb(*fewer, cos, sin)
+    assert_says(
+        diagnosed(lambda: apply_rotary_pos_emb(*fewer, cos, sin)),
+        rule_id="cos.shape",
+        observed="cos.shape[1] = 7",
+        expected="L = 4",
+        hint="tokens stand where unsqueeze_dim says that heads do",
+    )
+
+
 # ---------------------------------------------------------------- attention
 
 ATTENTION: dict[str, Callable[..., Any]] = {"eager": eager_attention_forward, "sdpa": sdpa_attention_forward}
