@@ -16,7 +16,7 @@ from llm_op_guard.integrations.transformers import attention, caches, norms, rop
 from llm_op_guard.integrations.transformers.known import LIBRARY
 
 _PARTS = (rope, norms, attention, token_ids)
-_OTHER_MODULES = frozenset({attention.SDPA_MODULE, token_ids.GENERATION_MODULE})
+_OTHER_MODULES = frozenset({*attention.INTEGRATIONS, token_ids.GENERATION_MODULE})
 FAMILIES = tuple(family for part in _PARTS for family in part.FAMILIES)
 
 
