@@ -59,5 +59,5 @@ def _contract_for(function: FunctionType, parameters: set[str]) -> str:
     if forwards.looks_positions_up(function) and "cache" in parameters:
         return "entry:learned_positions"
     if {"attention_mask", "position_ids", "cache", "kwargs"} <= parameters:
-        return "entry:decoder"
-    return "entry:forward"
+        return "entry:forward"
+    return "entry:token_ids"

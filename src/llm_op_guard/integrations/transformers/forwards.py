@@ -52,8 +52,10 @@ def hands_ids_on(function: FunctionType, inner: str) -> bool:
 
 @cache
 def embeds_as_given(function: FunctionType) -> bool:
-    """Whether embeddings of the caller go where those of the table would: made only where none are given, then scaled
-    at most, and taken for the hidden states as they are."""
+    """Whether embeddings of the caller go where those of the table would.
+
+    They are made only where none are given, then scaled at most, and taken for the hidden states as they are.
+    """
     definition = _syntax(function)
     if definition is None or not _is_default_or_scaled("inputs_embeds", definition):
         return False

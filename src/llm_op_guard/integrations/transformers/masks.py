@@ -98,8 +98,8 @@ READERS: dict[Function, Callable[..., Any]] = {
     ): mask_maker,
     Function(
         "mask_columns", "A", (("cache", "owner"), ("new", "int")),
-        "the columns of a 2-D mask that are looked at when so many new tokens come to a Transformers cache, or to None; "
-        "does not apply to a static cache in use",
+        "the columns of a 2-D mask that are looked at when so many new tokens come to a Transformers cache, or to "
+        "None; does not apply to a static cache in use",
         eager=True,
     ): mask_columns,
 }  # fmt: skip

@@ -7,7 +7,6 @@ from Transformers 5.24.0. A program that is traced gets no answer: it would trac
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -16,7 +15,7 @@ from typing import Any
 
 from llm_op_guard.contract.vocabulary import Function
 from llm_op_guard.guard.reading import UNSET, NotApplicable, path_value, present
-from llm_op_guard.install.recognise import Fingerprint, Refused, fingerprint, function_syntax, innermost
+from llm_op_guard.install.recognise import Fingerprint, Refused, fingerprint, innermost
 from llm_op_guard.integrations.transformers import forwards
 
 # Bodies of rotary modules that make one angle of each position, whatever the shape of `position_ids`.
@@ -29,8 +28,9 @@ _ROTARY = {
     "1e5c6553c3644600": "llama4, deepseek_v2: complex",
     "626bb21051b7bb04": "gpt_oss: half a table",
 }
-_CAUSAL_LM_LOSS = "ForCausalLMLoss"
-_CAUSAL_LM_LOSS_CODE = "92434fe932f2ec9f"
+_GENERATION = "transformers.generation.utils"
+# `ForCausalLMLoss`, which shifts labels, and ignores -100.
+_CAUSAL_LM_LOSS = "92434fe932f2ec9f"
 
 
 def embedding_rows(model: Any) -> int:
@@ -105,7 +105,7 @@ def label_classes(model: Any) -> int:
     base = sys.modules.get("transformers.modeling_utils")
     mapping = path_value(base, "LOSS_MAPPING")
     loss = mapping.get(path_value(model, "loss_type")) if type(mapping) is dict else None
-    if _digest(loss) != _CAUSAL_LM_LOSS_CODE or not _has_loss_of_library(model, base):
+    if _digest(loss) != _CAUSAL_LM_LOSS or not _has_loss_of_library(model, base):
         raise NotApplicable
     classes = path_value(model, "config", "vocab_size")
     if not isinstance(classes, int) or path_value(model, "vocab_size") not in (UNSET, classes):
@@ -132,7 +132,7 @@ READERS: dict[Function, Callable[[Any], Any]] = {
     ): takes_positions,
     Function(
         "position_rows", "A", (("model", "owner"),),
-        "the rows of the table in which a Transformers model looks up positions; does not apply where that is not known",
+        "the rows of the table in which a Transformers model looks positions up; does not apply where that is unknown",
         eager=True,
     ): position_rows,
     Function(
@@ -219,8 +219,14 @@ def _known_forward(module: Any) -> FunctionType:
 
 
 def _class_forward(cls: type) -> FunctionType | None:
-    function = innermost(inspect.getattr_static(cls, "forward", None))
-    return None if isinstance(function, Refused) else function
+    found = next((base.__dict__["forward"] for base in cls.__mro__ if "forward" in base.__dict__), None)
+    return _innermost(found) if isinstance(found, FunctionType) else None
+
+
+@cache
+def _innermost(function: FunctionType) -> FunctionType | None:
+    inner = innermost(function)
+    return None if isinstance(inner, Refused) else inner
 
 
 def _digest(function: Any) -> str:
@@ -235,14 +241,15 @@ def _digest_of(function: FunctionType) -> str:
 
 def _prepares_as_usual(model: Any) -> bool:
     """Whether `generate` makes what the model is given without a word of the model's own."""
-    methods = ("prepare_inputs_for_generation", "_prepare_position_ids_for_generation")
-    found = (inspect.getattr_static(type(model), name, None) for name in methods)
-    return all(getattr(function, "__module__", None) == "transformers.generation.utils" for function in found)
+    return all(
+        next((cls.__module__ for cls in type(model).__mro__ if name in cls.__dict__), None) == _GENERATION
+        for name in ("prepare_inputs_for_generation", "_prepare_position_ids_for_generation")
+    )
 
 
 def _has_loss_of_library(model: Any, base: Any) -> bool:
-    own = inspect.getattr_static(type(model), "loss_function", None)
-    return own is not None and own is inspect.getattr_static(path_value(base, "PreTrainedModel"), "loss_function", None)
+    owner = next((cls for cls in type(model).__mro__ if "loss_function" in cls.__dict__), None)
+    return owner is not None and owner is path_value(base, "PreTrainedModel")
 
 
 @cache
