@@ -59,10 +59,12 @@ def takes_positions(model: Any) -> bool:
     decoder = _as_generated(model)
     _table_of_ids(decoder)
     function = _known_forward(decoder)
-    rotary = _known_forward(path_value(decoder, "rotary_emb"))
+    rotary = path_value(decoder, "rotary_emb")
+    if path_value(rotary, "_forward_pre_hooks"):
+        raise NotApplicable
     if not forwards.rotates_positions(function) or not forwards.embeds_as_given(function):
         raise NotApplicable
-    if _digest(rotary) not in _ROTARY:
+    if _digest(_known_forward(rotary)) not in _ROTARY:
         raise NotApplicable
     return True
 
