@@ -1,4 +1,4 @@
-"""What a syntax tree shows for certain: each question with forwards of which it is true, and near ones of which it is not."""
+"""What a syntax tree shows for certain: each question with forwards where it is so, and near ones where it is not."""
 
 from __future__ import annotations
 

@@ -248,10 +248,11 @@ def test_what_makes_masks(tiny: Make) -> None:
         ("flex_attention", "flex"),
     ):
         config._attn_implementation_internal = name
-        assert masks.mask_maker(config) == maker
+        assert masks.makes_masks(config, maker) and masks.makes_masks(config, "none", maker)
+        assert not masks.makes_masks(config, "none")
     for odd in (None, 3, object()):
         with pytest.raises(NotApplicable):
-            masks.mask_maker(odd)
+            masks.makes_masks(odd, "eager")
 
 
 def test_columns_that_are_looked_at(tiny: Make) -> None:

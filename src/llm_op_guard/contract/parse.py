@@ -46,14 +46,6 @@ MAX_NESTING = 60
 _WHERE_IMPORTS_STAND = "imports stand at the top of a contract file, or of a contract that is no stub"
 
 
-def parse_file(path: str | FilePath) -> dict[str, Contract]:
-    """Read a `.contract` file: one contract for each stub, by name.
-
-    Raises ContractError when the file cannot be read as UTF-8 text or any contract in it is wrong.
-    """
-    return parse_stubs(read_text(FilePath(path)), str(path))
-
-
 def read_text(file: FilePath) -> str:
     """The text of a contract file; raises ContractError when it cannot be read as UTF-8 text."""
     try:

@@ -44,7 +44,7 @@ from llm_op_guard.contract.model import (
 from llm_op_guard.contract.satisfiable import check_satisfiable
 from llm_op_guard.contract.solve import inverse
 from llm_op_guard.contract.source import Place, Source
-from llm_op_guard.contract.uses import check_uses
+from llm_op_guard.contract.uses import Uses
 from llm_op_guard.contract.vocabulary import DEVICE_TYPES, DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, KEYWORDS, dtype_names
 from llm_op_guard.contract.walk import binders, declared_paths, items_of, paths_in_type, solvable, tensor_types
 
@@ -58,19 +58,21 @@ def validated(contract: Contract) -> Contract:
     contract = replace(contract, clauses=clauses)
     symbols = _symbols(contract)
     contract = replace(contract, symbols=symbols)
+    uses = Uses(contract)
     for clause in clauses:
         _check_names(clause, contract)
-        check_uses(clause, contract)
+        uses.check(clause)
         if isinstance(clause.statement, Declare):
             _check_type(clause.statement.type, clause.statement, contract)
     _check_assignments(contract)
+    _check_spelling(contract)
     _check_binders(contract)
     contract = replace(contract, clauses=classified(contract))
     check_costs(contract)
     _check_memory(contract)
     rules = tuple(rule for clause in contract.clauses for rule in _rules(clause))
     _check_repeated(rules, contract)
-    check_satisfiable(contract, solved={name for expr, _ in solvable(contract) for name in names_in(expr.node)})
+    check_satisfiable(contract)
     # One rule may stand in several branches.
     return replace(contract, rules=tuple({rule.id: rule for rule in reversed(rules)}.values())[::-1])
 
@@ -303,6 +305,44 @@ def _first_use(name: str, contract: Contract) -> Place | None:
         if re.search(rf"\b{name}\b", clause.statement.text):
             return contract.source.within(clause.statement.place, name)
     return None
+
+
+def _check_spelling(contract: Contract) -> None:
+    """Refuse a size that stands once and is a parameter misspelt: it would take any value."""
+    for name, kind in contract.symbols.items():
+        near = [p for p in contract.parameters if _is_misspelt(name, p)] if kind == "size" and name.islower() else []
+        if near and _occurrences(name, contract) == 1:
+            problem = f"{name!r} stands here only and says nothing; did you mean {near[0]!r}?"
+            raise contract.source.error(problem, _first_use(name, contract))
+
+
+def _is_misspelt(name: str, meant: str) -> bool:
+    """Whether a name is another but for underscores, or for one letter of one word, left out or swapped with the next.
+
+    Another letter (`q_len`, `k_len`) and an s at the end (`block_size`, `block_sizes`) make another name.
+    """
+    if name.replace("_", "") == meant.replace("_", ""):
+        return name != meant
+    words, others = name.split("_"), meant.split("_")
+    differing = [pair for pair in zip(words, others, strict=False) if pair[0] != pair[1]]
+    if len(words) != len(others) or len(differing) != 1:
+        return False
+    short, long = sorted(differing[0], key=len)
+    if len(long) < _SHORTEST_MISSPELT or f"{short}s" == long:
+        return False
+    left_out = {long[:i] + long[i + 1 :] for i in range(len(long))}
+    swapped = {long[:i] + long[i + 1] + long[i] + long[i + 2 :] for i in range(len(long) - 1)}
+    return short in left_out | swapped
+
+
+# Of shorter words one may well be another.
+_SHORTEST_MISSPELT = 4
+
+
+def _occurrences(name: str, contract: Contract) -> int:
+    conditions = (condition.test.text for clause in contract.clauses for condition in clause.conditions)
+    texts = (*conditions, *(clause.statement.text for clause in contract.clauses))
+    return sum(len(re.findall(rf"\b{name}\b", text)) for text in texts)
 
 
 # ---------------------------------------------------------------- rules

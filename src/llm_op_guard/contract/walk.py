@@ -16,6 +16,7 @@ from llm_op_guard.contract.model import (
     Like,
     ListType,
     RestOf,
+    ScalarType,
     Size,
     TensorType,
     TupleType,
@@ -111,3 +112,13 @@ def solvable(contract: Contract) -> list[tuple[Expr, Clause]]:
         for dim in tensor.dims or ()
         if isinstance(dim, Size) and dim.expr.symbol is None and set(names_in(dim.expr.node)) & set(contract.symbols)
     ]
+
+
+def numbers_declared(contract: Contract) -> frozenset[str]:
+    """The parameters that are declared as numbers, or as numbers among other things."""
+    return frozenset(
+        clause.statement.path.root
+        for clause in contract.clauses
+        if isinstance(clause.statement, Declare)
+        and any(isinstance(a, ScalarType) and a.text in ("int", "float") for a in clause.statement.type.alternatives)
+    )

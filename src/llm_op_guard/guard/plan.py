@@ -45,7 +45,7 @@ class Plan:
     `parameters` are the arguments that the check needs, in signature order. What the check before the call hands on
     to the check after it: the symbols and assigned names `known`, what the tensors at `snapshots` looked like, and
     the arguments `hands_on`. `has_later` says whether there is a check after it, `forgets` which facts about which
-    objects are not known while the call is under way.
+    objects are not known while the call is under way: those that the check after it may remember.
     """
 
     contract: Contract
@@ -106,7 +106,7 @@ def _planned(contract: Contract, wanted: frozenset[CostClass], after_call: bool)
         # After the call all arguments are at hand again, so that explain can say where a symbol got its value.
         hands_on=parameters if later else (),
         has_later=bool(later),
-        forgets=() if after_call else tuple(forgotten(later)),
+        forgets=tuple(forgotten(later)),
     )
 
 

@@ -220,7 +220,7 @@ def outside(x: Any, low: Any, high: Any, allow: Any = ()) -> Any:
     for sentinel in sentinels:
         if not whole:
             wrong &= y != float(sentinel)
-        elif sentinel == int(sentinel) and _fits_int64(int(sentinel) - offset):
+        elif math.isfinite(sentinel) and sentinel == int(sentinel) and _fits_int64(int(sentinel) - offset):
             wrong &= y != int(sentinel) - offset
     return wrong
 

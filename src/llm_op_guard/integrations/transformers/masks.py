@@ -49,8 +49,11 @@ def candidates(module: ModuleType) -> Iterator[Candidate]:
             yield known(site, name, found, family)
 
 
-def mask_maker(config: Any) -> str:
-    """What makes the masks of a model: "eager", "sdpa", "flash" or "flex"; raises NotApplicable for anything else."""
+def makes_masks(config: Any, *names: str) -> bool:
+    """Whether one of these ("eager", "sdpa", "flash", "flex") makes the masks of a model.
+
+    Raises NotApplicable where that is a function that is not known.
+    """
     module = sys.modules.get(MASKS_MODULE)
     makers = None if module is None else module.__dict__.get("ALL_MASK_ATTENTION_FUNCTIONS")
     name = optional_attribute(config, "_attn_implementation_internal")
@@ -58,7 +61,7 @@ def mask_maker(config: Any) -> str:
         raise NotApplicable
     for mapping in (optional_attribute(makers, "_local_mapping"), optional_attribute(makers, "_global_mapping")):
         if type(mapping) is dict and name in mapping:
-            return _maker(mapping[name])
+            return _maker(mapping[name]) in names
     raise NotApplicable
 
 
@@ -91,11 +94,12 @@ def mask_columns(cache: Any, new: int) -> int:
 
 READERS: dict[Function, Callable[..., Any]] = {
     Function(
-        "mask_maker", "A", (("config", "owner"),),
-        'what makes masks for a Transformers model of this config: "eager", "sdpa", "flash" or "flex"; does not apply '
-        "to functions that are not known",
+        "makes_masks", "A", (("config", "owner"), ("name", "text")),
+        'one of "eager", "sdpa", "flash" and "flex" that are named makes masks for a Transformers model of this config; '
+        "does not apply to functions that are not known",
+        variadic=True,
         eager=True,
-    ): mask_maker,
+    ): makes_masks,
     Function(
         "mask_columns", "A", (("cache", "owner"), ("new", "int")),
         "the columns of a 2-D mask that are looked at when so many new tokens come to a Transformers cache, or to "
