@@ -95,8 +95,8 @@ def mask_columns(cache: Any, new: int) -> int:
 READERS: dict[Function, Callable[..., Any]] = {
     Function(
         "makes_masks", "A", (("config", "owner"), ("name", "text")),
-        'one of "eager", "sdpa", "flash" and "flex" that are named makes masks for a Transformers model of this config; '
-        "does not apply to functions that are not known",
+        'one of those named, of "eager", "sdpa", "flash" and "flex", makes masks for a Transformers model of this '
+        "config; does not apply to functions that are not known",
         variadic=True,
         eager=True,
     ): makes_masks,
