@@ -12,11 +12,11 @@ from types import ModuleType
 from llm_op_guard.contract.vocabulary import declare
 from llm_op_guard.guard import functions
 from llm_op_guard.install.installer import Candidate
-from llm_op_guard.integrations.transformers import attention, caches, norms, rope, token_ids
+from llm_op_guard.integrations.transformers import attention, caches, entry, masks, models, moe, norms, rope
 from llm_op_guard.integrations.transformers.known import LIBRARY
 
-_PARTS = (rope, norms, attention, token_ids)
-_OTHER_MODULES = frozenset({*attention.INTEGRATIONS, token_ids.GENERATION_MODULE})
+_PARTS = (rope, norms, moe, attention, masks, entry)
+_OTHER_MODULES = frozenset({*attention.INTEGRATIONS, entry.GENERATION_MODULE, masks.MASKS_MODULE})
 FAMILIES = tuple(family for part in _PARTS for family in part.FAMILIES)
 
 
@@ -40,6 +40,6 @@ class TransformersIntegration:
 
 def register() -> None:
     """Give the language the readers that know Transformers."""
-    for function, implementation in {**token_ids.READERS, **caches.READERS}.items():
+    for function, implementation in {**models.READERS, **masks.READERS, **caches.READERS}.items():
         declare(function)
         functions.register(function.name, implementation)
