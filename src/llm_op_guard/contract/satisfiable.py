@@ -154,9 +154,11 @@ class _Search:
         self.parameters = frozenset(contract.parameters)
         self.paths: dict[str, Path] = {}
         self.declared: dict[tuple[bool, str], list[Clause]] = {}
+        self.shown: dict[int, set[str]] = {}
         for clause in contract.clauses:
             if isinstance(clause.statement, Declare) and clause.certain:
-                for name in {clause.statement.path.root, *_shown(clause.statement.type)}:
+                shown = self.shown[id(clause)] = _shown(clause.statement.type)
+                for name in {clause.statement.path.root, *shown}:
                     self.declared.setdefault((clause.after_call, name), []).append(clause)
         # What is known before the call and cannot change in it.
         self.lasting: dict[str, list[_Fact]] = {}
@@ -270,7 +272,7 @@ class _Search:
             value = _within(declared, path.steps[len(at.steps) :])
             return value if always_there else value.join(ABSENT)
         kind = self.contract.symbols.get(path.root)
-        if not path.steps and always_there and path.root in _shown(declared):
+        if not path.steps and always_there and path.root in self.shown[id(clause)]:
             if kind == "dtype":
                 return _DTYPE
             if kind == "size":

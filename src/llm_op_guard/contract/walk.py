@@ -110,7 +110,9 @@ def solvable(contract: Contract) -> list[tuple[Expr, Clause]]:
         if isinstance(clause.statement, Declare)
         for tensor in tensor_types(clause.statement.type)
         for dim in tensor.dims or ()
-        if isinstance(dim, Size) and dim.expr.symbol is None and set(names_in(dim.expr.node)) & set(contract.symbols)
+        if isinstance(dim, Size)
+        and dim.expr.symbol is None
+        and not contract.symbols.keys().isdisjoint(names_in(dim.expr.node))
     ]
 
 

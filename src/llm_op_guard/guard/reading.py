@@ -7,7 +7,9 @@ applicable.
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 from types import MemberDescriptorType
 from typing import Any, NamedTuple
 
@@ -214,6 +216,8 @@ def as_index(value: Any) -> Any:
     Not to be found is another thing than not to be looked for: `has` tells the two apart.
     """
     value = plain(value)  # of an argument that is declared as int, NumPy's too
+    if type(value).__name__ == "SymInt":  # where a traced program is explained
+        value = number_now(value)
     if not _is_key(value):
         raise NotApplicable
     return value
@@ -257,9 +261,39 @@ def part(x: Any, *index: Any) -> Any:
             raise NotApplicable
         return item(x, as_index(index[0]))
     try:
-        return x[index]
+        return _taken(x, index)
     except (IndexError, TypeError, ValueError, RuntimeError):  # no such part, or a layout that has no parts
         raise NotApplicable from None
+
+
+def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, whose operations on tensors no TorchFunctionMode sees or replaces."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is None or not torch._C._is_torch_function_mode_enabled():
+            return function(*arguments, **keywords)
+        with torch._C.DisableTorchFunction():
+            return function(*arguments, **keywords)
+
+    return call
+
+
+@unseen
+def _taken(x: Any, index: tuple[Any, ...]) -> Any:
+    return x[tuple(map(_bounded, index))]
+
+
+# Torch warns of bounds that have more than 64 bits; no tensor is as long.
+_FARTHEST = 2**62
+
+
+def _bounded(index: Any) -> Any:
+    if not isinstance(index, slice):
+        return index
+    bounds = (index.start, index.stop, index.step)
+    return slice(*(max(-_FARTHEST, min(b, _FARTHEST)) if type(b) is int else b for b in bounds))
 
 
 def path_value(owner: Any, *steps: str | tuple[str | int]) -> Any:
