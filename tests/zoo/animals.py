@@ -54,7 +54,7 @@ class Breeder:
     def __init__(self, animal: Animal) -> None:
         self.animal = animal
         self.cls = getattr(transformers, animal.cls)
-        shrinker = Shrinker(SETTINGS.get(animal.type, {}))
+        shrinker = Shrinker(SETTINGS.get(animal.name, SETTINGS.get(animal.type, {})))
         config = shrinker.config(CONFIG_MAPPING[animal.type])
         wanted = self.cls.config_class
         if wanted is not None and not isinstance(config, wanted):

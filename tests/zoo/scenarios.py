@@ -116,7 +116,6 @@ def backward(specimen: Specimen) -> Any:
     model.train()
     try:
         given = specimen.padded()
-        given.pop("decoder_input_ids", None)
         outputs = model(**given, labels=specimen.labels())
         outputs.loss.backward()
         return outputs.loss, {name: p.grad for name, p in model.named_parameters()}

@@ -1,4 +1,4 @@
-"""What the names of fields do not tell: settings by model type, each with its reason.
+"""What the names of fields do not tell: settings by model type, or by task and type, each with its reason.
 
 `default` are fields without which the configuration's own defaults cannot be built. A dotted name is a field of a
 nested configuration.
@@ -18,6 +18,10 @@ _INDEXER = {
 }
 
 _DOTS3 = {"head_dim": 32, "per_layer_config": {2: {"qk_nope_head_dim": 24, "kv_lora_rank": 128}}}
+_REFORMER = {
+    "axial_pos_embds": False, "num_buckets": 4, "attn_layers": ("local", "lsh"), "local_attn_chunk_length": 5,
+    "lsh_attn_chunk_length": 5,
+}  # fmt: skip
 _TWO_KINDS = {
     "layer_types": ["sliding_attention", "full_attention"],
     "rope_parameters": {"sliding_attention": _ROPE, "full_attention": _ROPE},
@@ -27,6 +31,8 @@ _TWO_KINDS = {
 def _text(settings: dict[str, Any]) -> dict[str, Any]:
     return {f"text_config.{name}": value for name, value in settings.items()}
 
+
+_OMNI = {**_text({"rope_parameters": {**_ROPE, "mrope_section": [2, 3, 3]}}), "vision_start_token_id": 120}
 
 SETTINGS: dict[str, dict[str, Any]] = {
     # Without a full attention layer, the cache has no sequence length.
@@ -71,22 +77,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "gemma4_assistant": {
         "default": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}}
     },
-    "reformer": {
-        # Axial positions would tie the length of a training sequence to the configuration.
-        "is_decoder": True,
-        "axial_pos_embds": False,
-        "num_buckets": 4,
-        "attn_layers": ("local", "lsh"),
-        "local_attn_chunk_length": 4,
-        "lsh_attn_chunk_length": 4,
-    },
+    # Axial positions would tie the length of a training sequence to the configuration.
+    "reformer": {"is_decoder": True, **_REFORMER},
+    "masked LM:reformer": _REFORMER,
+    "sequence classification:reformer": _REFORMER,
     # Half a head is rotated, and that half is `qk_rope_head_dim`.
     "mistral4": {"qk_nope_head_dim": 8},
     # Boxes are embedded in parts that make up the width: 4 coordinates, width and height.
     "layoutlmv3": {"coordinate_size": 12, "shape_size": 8},
     "lilt": {"hidden_size": 96},
-    # The landmarks divide the sequence, whose length is fixed.
-    "nystromformer": {"segment_means_seq_len": 10, "num_landmarks": 2},
+    # With fewer landmarks than tokens, it takes no mask.
+    "nystromformer": {"segment_means_seq_len": 10, "num_landmarks": 10},
     # The rotated quarter of a head is `qk_rope_head_dim`.
     "dots3_note_text": _DOTS3,
     "dots3_note": _text(_DOTS3),
@@ -103,15 +104,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
             "qwen2_5_vl",
             "qwen3_vl",
             "qwen3_vl_moe",
-            "qwen3_omni_moe_thinker",
             "hyperclovax_vision_v2",
             "video_llama_3",
         )
     },
-    "qwen2_5_omni_thinker": {
-        **_text({"rope_parameters": {**_ROPE, "mrope_section": [2, 3, 3]}}),
-        "vision_start_token_id": 120,
-    },
+    "qwen2_5_omni_thinker": _OMNI,
+    "qwen3_omni_moe_thinker": _OMNI,
     "glm4v_moe": _text({"rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}}),
     "ernie4_5_vl_moe": _text({"rope_parameters": {**_ROPE, "mrope_section": [3, 3, 2]}}),
     "hunyuan_vl": _text({"rope_parameters": {**_ROPE, "mrope_section": [2, 2, 2, 2]}}),
@@ -141,6 +139,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "udop": {"decoder_start_token_id": 0},
     # A window for its sliding layers, which checkpoints give.
     "step3p7": _text({"sliding_window": 8}),
+    # It has no groups of query heads, and says so.
+    "esmc": {"num_key_value_heads": 4},
     "dots1": {"n_shared_experts": 1},
     # One codebook: `input_ids` are then those of any other model.
     "musicgen": {"decoder.num_codebooks": 1},

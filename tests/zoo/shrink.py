@@ -34,6 +34,7 @@ _SIZES: tuple[tuple[re.Pattern[str], int], ...] = tuple(
         (2, "n_group", "num_expert_group"),
         (1, "topk_group"),
         (4, "mm_tokens_per_image"),
+        (9, r"\w*kernel_size"),
         (8, r"(mamba_num|mamba_n|n_mamba)_heads"),
         (HEADS, r"\w*heads\w*", "n_head", "num_query_groups", r"linear_num_\w+"),
         (ROTARY_SIZE, "qk_rope_head_dim", "rotary_dim"),
@@ -41,27 +42,14 @@ _SIZES: tuple[tuple[re.Pattern[str], int], ...] = tuple(
         (HEAD_SIZE, "mamba_headdim", r"\w*d_state", r"\w*state_size"),
         (INNER, r"\w*intermediate_size\w*", r"\w*ffn_(dim|hidden_size)", r"\w*mlp_(dim|hidden\w*)", "dim_ff", "d_ff"),
         (INNER, "dff", "d_inner", "n_inner", "feed_forward_size"),
-        (
-            LAYERS,
-            r"(\w+_)?layers?(_per_stack)?",
-            "depth",
-            "resampler_depth",
-            "num_blocks",
-            "num_self_attends_per_block",
-        ),
+        (0, "num_kv_shared_layers"),
+        (LAYERS, r"(\w+_)?layers?(_per_stack)?", r"(resampler_)?depth", "num_blocks", "num_self_attends_per_block"),
         (1, "first_k_dense_replace", "num_dense_layers", "moe_layer_(start|end)_index", "attn_layer_offset"),
         (2, r"\w*(period|_interval|every_n_layers|sparse_step)", "cross_attention_frequency", "layer_group_size"),
         (8, "num_query_tokens", "resampler_n_latents", "num_latents", "latent_query_num", r"\w*num_landmarks"),
         (8, "canvas_length"),
-        (
-            WIDTH,
-            r"\w*_(size|dim|rank|width|channels|features|embed)",
-            r"d_\w+",
-            "n_embd",
-            "hidden_sizes",
-            "dim",
-            "width",
-        ),
+        (WIDTH, r"\w*_(size|dim|rank|width|channels|features|embed)", r"d_\w+", "n_embd", "dim", "width"),
+        (WIDTH, "hidden_sizes", "hidden_size_global"),
     )
 )
 _TOKEN = re.compile(r"\w*(token_ids?|token_index|_start_id|_end_id|_newline_id)")
@@ -99,6 +87,8 @@ class Shrinker:
         given = self.fields(large, path)
         small = cls(**given)
         missing = {name: value for name, value in _NEEDED.items() if _value(small, name) is None}
+        if _value(small, "is_encoder_decoder") is True and _value(small, "decoder_start_token_id") is ...:
+            missing["decoder_start_token_id"] = 0
         if missing:
             small = cls(**given, **missing)
         different = vars(small).get("_heterogeneity_spec")

@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import child
 import pytest
+import scenarios
 import torch
 from animals import TASKS, Breeder, all_animals
 from child import Outcome, _compared
@@ -19,6 +21,9 @@ from shrink import VOCABULARY, Shrinker
 from transformers import DynamicCache
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from llm_op_guard import api
+from llm_op_guard.contract.parse import parse_stubs
+from llm_op_guard.integrations import transformers as integration
 from zoo import _chosen
 
 HERE = Path(__file__).parent
@@ -92,6 +97,24 @@ def test_caches_are_compared_and_copied() -> None:
 )
 def test_outcomes(plain: Outcome, guarded: Outcome, outcome: str) -> None:
     assert _compared({"prefill": plain}, {"prefill": guarded})["prefill"]["outcome"] == outcome
+
+
+def test_a_false_alarm_and_a_changed_bit_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    never = parse_stubs("def rms_norm(hidden_states):\n    require(hidden_states.shape[0] == 99, id='never')", "never")
+    monkeypatch.setattr(integration, "contract_named", lambda _: never["rms_norm"])
+    monkeypatch.setattr(api.tally, "counting", False)  # put back afterwards
+    monkeypatch.setattr(child, "ATTENTIONS", ("eager",))
+    monkeypatch.setattr(scenarios, "SCENARIOS", {"prefill": scenarios.prefill, "draw": lambda _: drawn()})
+    draws = iter([0.0, 1.0, 0.0])  # without guards, with them, and without again
+
+    def drawn() -> torch.Tensor:
+        return torch.full((1,), next(draws))
+
+    found = child.examine(next(animal for animal in all_animals() if animal.name == "causal LM:llama"))["scenarios"]
+    assert {name: one["outcome"] for name, one in found.items()} == {
+        "eager/build": "same", "eager/prefill": "alarm", "eager/draw": "difference"
+    }  # fmt: skip
+    assert "hidden_states.shape[0] == 99" in found["eager/prefill"]["reason"]
 
 
 def test_small_configurations_keep_every_kind_of_layer() -> None:
