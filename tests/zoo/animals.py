@@ -54,13 +54,15 @@ class Breeder:
     def __init__(self, animal: Animal) -> None:
         self.animal = animal
         self.cls = getattr(transformers, animal.cls)
-        shrinker = Shrinker(SETTINGS.get(animal.name, SETTINGS.get(animal.type, {})))
+        shrinker = Shrinker(SETTINGS.get(animal.type, {}))
         config = shrinker.config(CONFIG_MAPPING[animal.type])
         wanted = self.cls.config_class
         if wanted is not None and not isinstance(config, wanted):
             # The class is of a part of a composite.
             parts = [config.get_text_config(decoder=True), *vars(config).values()]
             config = next((part for part in parts if isinstance(part, wanted)), config)
+        if animal.task == "causal LM" and getattr(config, "is_decoder", None) is False:
+            config.is_decoder = True  # those that are encoders first would have neither causal masks nor caches
         self.config = config
 
     def model(self, attention: str, seed: int) -> Any:

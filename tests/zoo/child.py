@@ -141,7 +141,8 @@ def _observed(call: Any) -> Outcome:
             outcome.failure = _told(error)
             if isinstance(error, og.GuardError):
                 outcome.alarms.append(str(error))
-    outcome.alarms += [violation.summary for violation in og.record.violations]
+    # What was raised has been told in full.
+    outcome.alarms = outcome.alarms or [violation.summary for violation in og.record.violations]
     outcome.checks = api.tally.checks - checks
     return outcome
 
@@ -164,14 +165,11 @@ def _compared(plain: dict[str, Outcome], guarded: dict[str, Outcome]) -> dict[st
         other = guarded.get(name, Outcome(failure="it could not be built"))
         why = _differ(one, other)
         entry: dict[str, Any] = {"outcome": "same", "checks": other.checks}
-        if other.alarms:
-            # What fails without guards too may have been told of rightly: to be read, and no false alarm for sure.
-            entry |= {
-                "outcome": "alarm" if one.failure is None else "diagnosed",
-                "reason": "\n".join(dict.fromkeys(other.alarms)),
-            }
-            if one.failure is not None:
-                entry["without guards"] = one.failure
+        alarms = "\n".join(dict.fromkeys(other.alarms))
+        if alarms and one.failure is None:
+            entry |= {"outcome": "alarm", "reason": alarms}
+        elif alarms:
+            entry |= {"outcome": "diagnosed", "reason": f"{alarms}\n  without guards: {one.failure}"}
         elif why is not None:
             entry |= {"outcome": "difference", "reason": why}
         elif one.failure is not None:

@@ -1,4 +1,4 @@
-"""What the names of fields do not tell: settings by model type, or by task and type, each with its reason.
+"""What the names of fields do not tell: settings by model type, each with its reason.
 
 `default` are fields without which the configuration's own defaults cannot be built. A dotted name is a field of a
 nested configuration.
@@ -18,10 +18,6 @@ _INDEXER = {
 }
 
 _DOTS3 = {"head_dim": 32, "per_layer_config": {2: {"qk_nope_head_dim": 24, "kv_lora_rank": 128}}}
-_REFORMER = {
-    "axial_pos_embds": False, "num_buckets": 4, "attn_layers": ("local", "lsh"), "local_attn_chunk_length": 5,
-    "lsh_attn_chunk_length": 5,
-}  # fmt: skip
 _TWO_KINDS = {
     "layer_types": ["sliding_attention", "full_attention"],
     "rope_parameters": {"sliding_attention": _ROPE, "full_attention": _ROPE},
@@ -78,9 +74,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "default": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}}
     },
     # Axial positions would tie the length of a training sequence to the configuration.
-    "reformer": {"is_decoder": True, **_REFORMER},
-    "masked LM:reformer": _REFORMER,
-    "sequence classification:reformer": _REFORMER,
+    "reformer": {
+        "axial_pos_embds": False,
+        "num_buckets": 4,
+        "attn_layers": ("local", "lsh"),
+        "local_attn_chunk_length": 5,
+        "lsh_attn_chunk_length": 5,
+    },
     # Half a head is rotated, and that half is `qk_rope_head_dim`.
     "mistral4": {"qk_nope_head_dim": 8},
     # Boxes are embedded in parts that make up the width: 4 coordinates, width and height.

@@ -107,6 +107,7 @@ def examined(animals: list[Any], jobs: int) -> Iterator[dict[str, Any]]:
 def _examine(animal: Any, there: Connection) -> None:
     from child import examine
 
+    os.dup2(2, 1)  # what Transformers prints is not part of the table
     there.send(examine(animal))
 
 
@@ -132,6 +133,7 @@ def summary(reports: list[dict[str, Any]]) -> dict[str, Any]:
     outcomes = Counter(found["outcome"] for report in built for found in report["scenarios"].values())
     return {
         "built": dict(Counter(report["task"] for report in built)),
+        "built only": sum(_did_nothing(report) for report in built),
         "types": dict(Counter(report["task"] for report in reports)),
         "died": sum("died" in report for report in reports),
         "scenarios": outcomes.total() - outcomes["not supported"] - outcomes["diagnosed"],
@@ -146,13 +148,21 @@ def summary(reports: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _did_nothing(report: dict[str, Any]) -> bool:
+    """Whether a type could be built and then took none of the inputs."""
+    done = {name for name, found in report["scenarios"].items() if found["outcome"] != "not supported"}
+    return not any(not name.endswith("/build") for name in done)
+
+
 def _sentence(totals: dict[str, Any]) -> str:
     built = ", ".join(f"{totals['built'].get(task, 0)} of {count} {task}" for task, count in totals["types"].items())
     return (
-        f"built: {built}; {totals['scenarios']} scenarios, {totals['not supported']} not "
-        f"supported; {totals['checks']} guarded calls checked at {totals['sites']} sites, {totals['refused']} refused; "
-        f"{totals['alarms']} alarms, {totals['differences']} differences, {totals['diagnosed']} diagnosed that fail "
-        f"anyway, {totals['unsteady']} unsteady, {totals['died']} died; {totals['seconds']} s"
+        f"built: {built} ({totals['built only']} of them took no input); "
+        f"{totals['scenarios']} scenarios, {totals['not supported']} not supported; "
+        f"{totals['checks']} guarded calls checked at {totals['sites']} sites, {totals['refused']} refused; "
+        f"{totals['alarms']} alarms, {totals['differences']} differences, "
+        f"{totals['diagnosed']} diagnosed that fail anyway, {totals['unsteady']} unsteady, {totals['died']} died; "
+        f"{totals['seconds']} s"
     )
 
 
