@@ -245,6 +245,29 @@ def test_a_size_that_is_nearly_a_parameter() -> None:
     read("x: any[page, size, heads, num, PAGESIZE, page_side, num_tokens, num_beads]")
 
 
+def test_after_the_call_arguments_may_have_changed() -> None:
+    """In place: what is in them, and their shapes; not what they are."""
+    for body in (
+        "ensure(table.shape[2] == 1)",
+        "ensure(pair[2] == 1)\nensure(finite(pair[0]))",
+        "ensure(owner.weight > 1)",
+        "before = owner.weight\nensure(before.shape[2] == result.shape[0])",
+        "require(result.shape[0] == table.shape[2])",
+        "ensure(all(item > 1 for item in many))",
+    ):
+        load(body)
+    for body, problem in {
+        "ensure(table > 1)": "table is a tensor, which has no truth",
+        "ensure(all(row > 1 for row in table))": "a loop goes over sequences, and table is a tensor",
+        "returns: any[S]\nensure(result.shape[1] == 1)": "result has 1 dimension",
+        "returns: list[any[S]]\nensure(all(item > 1 for item in result))": "item is a tensor",
+        "require(owner.weight > 1)": "owner.weight is a tensor",
+        "m = table.shape[2]\nensure(m > 1)": "table has 2 dimensions",
+    }.items():
+        with pytest.raises(og.ContractError, match=problem):
+            load(body)
+
+
 def test_a_loop_s_name_is_not_the_parameter() -> None:
     load("require(all(len(lens) > 1 for lens in free))\nrequire(all(n.shape[0] > 1 for n in many))")
 

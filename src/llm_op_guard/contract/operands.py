@@ -83,23 +83,34 @@ class Operands:
 
     def __init__(self, contract: Contract) -> None:
         self.contract = contract
-        self.declared: dict[Path, Type] = {}
+        self.declared: dict[Path, Thing] = {}
         self.loop_names: dict[str, Thing] = {}
         self.given: dict[str, Thing] = {}
-        self.by_branch: dict[tuple[Condition, ...], dict[Path, Type]] = {}
+        self.by_branch: dict[tuple[tuple[Condition, ...], bool], dict[Path, Thing]] = {}
+        self.after_call = False
 
-    def enter(self, conditions: tuple[Condition, ...]) -> None:
-        """Go to a branch, out of all loops."""
+    def enter(self, conditions: tuple[Condition, ...], after_call: bool) -> None:
+        """Go to a branch, before or after the call, out of all loops."""
         self.loop_names = {}
-        if conditions not in self.by_branch:
+        self.after_call = after_call
+        if (conditions, after_call) not in self.by_branch:
             here = set(conditions)
             # What a suspect declaration says need not be so, nor what one says of another branch.
-            self.by_branch[conditions] = {
+            found = {
                 clause.statement.path: clause.statement.type
                 for clause in self.contract.clauses
                 if isinstance(clause.statement, Declare) and clause.certain and here.issuperset(clause.conditions)
             }
-        self.declared = self.by_branch[conditions]
+            self.by_branch[conditions, after_call] = self._lasting(found) if after_call else dict(found)
+        self.declared = self.by_branch[conditions, after_call]
+
+    def _lasting(self, declared: dict[Path, Type]) -> dict[Path, Thing]:
+        """What declarations say after the call, which may have changed what is in an argument, and its shape."""
+        return {
+            path: kind if path.root == "result" else kinds_of(kind)
+            for path, kind in declared.items()
+            if path.root == "result" or not path.steps
+        }
 
     def error(self, problem: str, node: ast.AST | Place) -> ContractError:
         """The error for a problem at a syntax node or place."""
@@ -301,7 +312,7 @@ class Operands:
                 return self._declared_at(node) or self._item_of(thing, node)
         return self.value(node)
 
-    def _declared_at(self, node: ast.expr) -> Type | None:
+    def _declared_at(self, node: ast.expr) -> Thing | None:
         path = path_of(node)
         return None if path is None or path.root in self.loop_names else self.declared.get(path)
 
@@ -324,18 +335,18 @@ class Operands:
     def _assigned(self, name: str) -> Thing:
         if name not in self.given:
             self.given[name] = ANYTHING  # while it is worked out, for names that need each other
-            outside = self.declared, self.loop_names
+            outside = self.declared, self.loop_names, self.after_call
             found: list[Thing] = []
             for clause in self.contract.clauses:
                 match clause.statement:
                     case Assign(names=names, expr=expr) if name in names:
-                        self.enter(clause.conditions)
+                        self.enter(clause.conditions, clause.after_call)
                         thing = self.raw(expr.node)
                         parts = self.parts(thing, len(names), expr.node) if len(names) > 1 else [thing]
                         found.append(parts[names.index(name)])
-            self.declared, self.loop_names = outside
+            self.declared, self.loop_names, self.after_call = outside
             self.given[name] = found[0] if len(found) == 1 else all_kinds(found)
-        return self.given[name]
+        return kinds_of(self.given[name]) if self.after_call else self.given[name]
 
     def _attribute(self, kinds: Kinds, attr: str, node: ast.Attribute) -> Kinds:
         if kinds == TENSOR:
@@ -472,9 +483,6 @@ class Operands:
                 raise self.error(has_dimensions(node.value, ranks), node)
             return [NUMBER] * count
         return [only.item if isinstance(only, ListType) else ANYTHING] * count
-
-
-# ---------------------------------------------------------------- parts
 
 
 _DEVICE_TYPES = "; a type of device is compared with a device: x.device == cpu, or x.device in (cpu, cuda)"

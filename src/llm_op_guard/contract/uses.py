@@ -45,9 +45,9 @@ class Uses:
         ):
             raise self.operands.error("the condition reads nothing of the call", statement.expr.node)
         for number, condition in enumerate(clause.conditions):
-            self.operands.enter(clause.conditions[:number])
+            self.operands.enter(clause.conditions[:number], clause.after_call)
             self.operands.truth(condition.test.node)
-        self.operands.enter(clause.conditions)
+        self.operands.enter(clause.conditions, clause.after_call)
         self._statement(clause)
 
     # ------------------------------------------------------------ statements

@@ -62,8 +62,9 @@ def validated(contract: Contract) -> Contract:
     contract = replace(contract, clauses=clauses)
     symbols = _symbols(contract)
     contract = replace(contract, symbols=symbols)
+    contract = replace(contract, clauses=classified(contract))
     uses, names = Uses(contract), _Names(contract)
-    for clause in clauses:
+    for clause in contract.clauses:
         _check_names(clause, contract, names)
         uses.check(clause)
         if isinstance(clause.statement, Declare):
@@ -71,7 +72,6 @@ def validated(contract: Contract) -> Contract:
     _check_assignments(contract)
     _check_spelling(contract)
     _check_binders(contract)
-    contract = replace(contract, clauses=classified(contract))
     check_costs(contract)
     _check_memory(contract)
     rules = tuple(rule for clause in contract.clauses for rule in _rules(clause))
