@@ -208,9 +208,9 @@ def test_a_rule_that_many_items_break_is_told_once() -> None:
 
     assert told(["a", 1]) == [("stop[_].type", "stop[1]", "stop[1] is an int")]
     assert told(["a", 1, "b", 2]) == [("stop[_].type", "stop[1]", "stop[1] is an int (and 1 more item)")]
-    assert told([1] * 9_000) == [("stop[_].type", "stop[0]", "stop[0] is a int (and 8999 more items)")]
+    assert told([1] * 9_000) == [("stop[_].type", "stop[0]", "stop[0] is an int (and 8999 more items)")]
     assert told([], [(1, "a"), (1, 2), ("a", 3)]) == [
-        ("pairs[_][1].type", "pairs[1][1]", "pairs[1][1] is a int (and 1 more item)"),
+        ("pairs[_][1].type", "pairs[1][1]", "pairs[1][1] is an int (and 1 more item)"),
         ("pairs[_][0].type", "pairs[2][0]", "pairs[2][0] is a str"),
     ]
     assert told([], None, [torch.ones(3), torch.ones(4), torch.ones(3), torch.ones(5)]) == [
