@@ -437,3 +437,8 @@ def test_a_part_with_bounds_beyond_all_numbers(recwarn: pytest.WarningsRecorder)
     with pytest.raises(NotApplicable):
         part(x, slice(None, None, 10**30))
     assert list(recwarn) == []
+
+
+def test_bounds_beyond_all_floats_are_bounds() -> None:
+    assert plain.within(torch.tensor([1]), -(10**400), 10**400)
+    assert not plain.within(torch.tensor([1]), 10**400, 10**401)

@@ -231,11 +231,10 @@ def outside(x: Any, low: Any, high: Any, allow: Any = ()) -> Any:
     if not all(isinstance(number, int | float) for number in (low, high, *sentinels)):
         raise NotApplicable
     y, offset, whole = comparable(x)
-    # A bound that is NaN has nothing above it, and nothing below.
-    bounds = (low, high) if low == low and high == high else (math.inf, -math.inf)  # noqa: PLR0124
-    wrong = ~(
-        _at_least(y, bounds[0], offset, whole) & ~_at_least(y, bounds[1], offset, whole)
-    )  # so that NaN is outside
+    if low != low or high != high:  # noqa: PLR0124 - nothing is above NaN, and nothing below
+        low, high = math.inf, -math.inf
+    # So that NaN is outside.
+    wrong = ~(_at_least(y, low, offset, whole) & ~_at_least(y, high, offset, whole))
     if y.is_floating_point():
         wrong |= y != y  # noqa: PLR0124 - NaN
     for sentinel in sentinels:
@@ -317,7 +316,7 @@ def _differ(a: Any, b: Any) -> Any:
         return _differ(a.real, b) | (a.imag != 0)
     if b.dtype.is_complex:
         return _differ(b, a)
-    if a.dtype == b.dtype and a.dtype.itemsize > 1:  # torch does not compare float8
+    if a.dtype == b.dtype and not (a.dtype.is_floating_point and a.dtype.itemsize == 1):  # torch compares no float8
         return a != b
     (x, _, whole), (y, _, other_whole) = comparable(a), comparable(b)
     if whole != other_whole:
