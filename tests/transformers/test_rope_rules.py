@@ -598,7 +598,7 @@ WRONG = [
     ),
     Wrong(PARTIAL_VISION, "table_within_head", LARGER, lambda a: a | tables(3, 16)),
     Wrong(PARTIAL_VISION, "table_within_head", LARGER, apart(2)),
-    Wrong(COMPLEX_VISION, "freqs_ci.dtype", "cos or sin: this operator takes a complex table", real("freqs_ci")),
+    Wrong(COMPLEX_VISION, "freqs_ci.dtype", "cos or sin, or .to(dtype) of the model", real("freqs_ci")),
     Wrong(COMPLEX_VISION, "table_fills_patches", "a picture of another size", each(lambda x: x[:1], "freqs_ci")),
     Wrong(COMPLEX_VISION, "key.shape", "", each(lambda x: x[:1], "key")),
     *(
