@@ -10,10 +10,10 @@ CONTRACTS := $(wildcard src/llm_op_guard/contracts/*/*.contract tests/yardstick/
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lint format types bench docs clean
+.PHONY: help demo test zoo lint format types bench docs clean
 help:
 	@echo "make demo    a tiny Llama with and without guards, then bad inputs side by side"
-	@echo "make test    the tests"
+	@echo "make test    the tests                           make zoo     every model type of Transformers, guarded and not"
 	@echo "make lint    ruff check and format check        make format  apply both"
 	@echo "make types   mypy --strict                      make bench   the benchmarks"
 	@echo "make docs    write the generated parts anew     make clean   remove .venv and caches"
@@ -23,6 +23,10 @@ demo: $(READY)
 
 test: $(READY)
 	@$(BIN)/python -m pytest
+
+# For example: make zoo ZOO="--types llama,bert --jobs 4"
+zoo: $(READY)
+	@$(BIN)/python tests/zoo/zoo.py $(ZOO)
 
 lint: $(READY)
 	@$(BIN)/ruff check $(CODE)

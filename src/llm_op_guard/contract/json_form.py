@@ -8,17 +8,17 @@ read as such, so that what a contract means is said in one place.
 from __future__ import annotations
 
 import ast
+import contextlib
 import keyword
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path as FilePath
 from typing import Any
 
 from llm_op_guard.contract.expressions import suggestion
 from llm_op_guard.contract.json_document import Document, Pointer
 from llm_op_guard.contract.model import Assign, Contract, Declare, Expr, For, If, Reason, Remember, Require, Statement
-from llm_op_guard.contract.parse import MAX_CHARACTERS, MAX_NESTING, parse_stubs, read_text
+from llm_op_guard.contract.parse import MAX_CHARACTERS, MAX_NESTING, parse_stubs
 from llm_op_guard.contract.source import Source
 from llm_op_guard.errors import ContractError
 
@@ -98,16 +98,11 @@ def _text_data(text: Expr) -> str | dict[str, str]:
 # ---------------------------------------------------------------- JSON → contracts
 
 
-def parse_json_file(path: str | FilePath) -> dict[str, Contract]:
-    """Read a file of the JSON form: its contracts by name.
+def parse_json(text: str, file: str = "<contract>") -> dict[str, Contract]:
+    """Read the text of a file of the JSON form: its contracts by name.
 
     Raises ContractError, with the place in the file and the keys that lead there, when anything in it is wrong.
     """
-    return parse_json(read_text(FilePath(path)), str(path))
-
-
-def parse_json(text: str, file: str = "<contract>") -> dict[str, Contract]:
-    """Read the text of a file of the JSON form."""
     document = Document(Source(file, text), MAX_CHARACTERS)
     lines = list(_Writer(document).file())
 
@@ -164,6 +159,7 @@ class _Writer:
             yield from self._contract(data, ())
             return
         self._check_keys(data, ("contracts",), FILE_KEYS, ())
+        self._string(data.get("$schema", ""), ("$schema",))
         at: Pointer = ("imports",)
         for name, module in self._object(data.get("imports", {}), at).items():
             here = (*at, name)
@@ -320,7 +316,11 @@ class _Writer:
         yield ")" * (len(pieces) > 1)
 
     def _size(self, data: Any, at: Pointer) -> _Piece:
+        if isinstance(data, float) and data.is_integer():
+            data = int(data)  # 3.0 is a whole number of JSON
         if isinstance(data, int) and not isinstance(data, bool):
+            if data < 0:
+                raise self._document.error("a size is a whole number from 0 on", at)
             return _Piece(str(data), at)
         # In the brackets of a type, `*lead` stands too.
         node = self._parsed(f"_[{self._string(data, at)}]", at)
@@ -360,11 +360,21 @@ class _Writer:
 
     def _expression(self, data: Any, at: Pointer) -> _Piece:
         text = self._string(data, at)
-        node = self._parsed(text.strip(), at)
+        node = self._bracketed(text) or self._parsed(text.strip(), at)
         try:
             return _Piece(ast.unparse(node), at)
         except (RecursionError, ValueError):
             raise self._document.error("nested too deeply", at) from None
+
+    def _bracketed(self, text: str) -> ast.expr | None:
+        """An expression that stands in several lines, as it may within brackets."""
+        if "\n" not in text.strip():
+            return None
+        with contextlib.suppress(ContractError):
+            # A text that closes a bracket of its own accord cannot do so with both kinds.
+            self._parsed(f"[\n{text}\n]", ())
+            return self._parsed(f"(\n{text}\n)", ())
+        return None
 
     def _parsed(self, text: str, at: Pointer) -> ast.expr:
         try:
