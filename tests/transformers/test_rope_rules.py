@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
@@ -203,6 +204,14 @@ def test_every_contract_has_an_operator() -> None:
 def guarded(contract: str) -> Callable[..., Any]:
     operator: Callable[..., Any] = og.guard(contract_named(contract))(found(OPERATORS[contract].function))
     return operator
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """The guarded copies have names in the modules of their functions, as long as they live."""
+    yield
+    guarded.cache_clear()
+    gc.collect()
 
 
 def outcome(call: Callable[[], Any]) -> Any:
