@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from rope_formulas import SAMPLES
 from transformers import GPTNeoXConfig
 from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention, GPTNeoXRotaryEmbedding
+from transformers.models.llama4.configuration_llama4 import Llama4VisionConfig
+from transformers.models.llama4.modeling_llama4 import Llama4VisionRotaryEmbedding, vision_apply_rotary_emb
 
 import llm_op_guard as og
 from llm_op_guard.integrations.transformers import rope
@@ -180,4 +183,37 @@ def test_a_table_of_another_width_is_rejected(width: int) -> None:
         "full-width cos and sin given to a module that rotates a part of each head"
         if width == D
         else "cos and sin of another model"
+    )
+
+
+# ---------------------------------------------------------------- a table that lost its sines
+
+
+def test_a_complex_table_that_a_conversion_made_real() -> None:
+    """`Module.to(dtype)` casts complex buffers too: torch warns once, and the model rotates nothing any more."""
+    q, k = torch.ones(1, 17, 4, 8), torch.ones(1, 17, 4, 8)
+    config = Llama4VisionConfig(hidden_size=32, num_attention_heads=4, image_size=16, patch_size=4)
+    table, rounded, lost = (Llama4VisionRotaryEmbedding(config) for _ in range(3))
+    rounded.bfloat16()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lost.to(torch.float32)
+    right, wrong = (vision_apply_rotary_emb(q, k, made(q))[0] for made in (table, lost))
+    assert not torch.allclose(right, wrong, atol=0.5)
+    assert torch.allclose(right.norm(dim=-1), q.norm(dim=-1)), "a rotation keeps lengths"
+    assert not torch.allclose(wrong.norm(dim=-1), q.norm(dim=-1), atol=0.1)
+
+    with og.installed("transformers"):
+        assert torch.equal(vision_apply_rotary_emb(q, k, table(q))[0], right)
+        assert torch.equal(vision_apply_rotary_emb(q, k, rounded(q))[0], right)
+        with pytest.raises(og.GuardError) as caught:
+            vision_apply_rotary_emb(q, k, lost(q))
+    (violation,) = caught.value.violations
+    assert (violation.rule_id, violation.observed, violation.expected) == (
+        "freqs_ci.dtype",
+        "freqs_ci.dtype = float32",
+        "complexes",
+    )
+    assert violation.hint == (
+        "cos or sin, or .to(dtype) of the model, which drops the sines of a complex table: use .bfloat16() or .half()"
     )

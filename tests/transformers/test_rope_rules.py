@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -201,7 +201,10 @@ def test_every_contract_has_an_operator() -> None:
 
 @cache
 def guarded(contract: str) -> Callable[..., Any]:
-    operator: Callable[..., Any] = og.guard(contract_named(contract))(found(OPERATORS[contract].function))
+    """A guarded copy in a namespace of its own: what guards need stands there, not in the module of Transformers."""
+    function = found(OPERATORS[contract].function)
+    copy = FunctionType(function.__code__, dict(function.__globals__), None, function.__defaults__)
+    operator: Callable[..., Any] = og.guard(contract_named(contract))(copy)
     return operator
 
 
@@ -598,7 +601,7 @@ WRONG = [
     ),
     Wrong(PARTIAL_VISION, "table_within_head", LARGER, lambda a: a | tables(3, 16)),
     Wrong(PARTIAL_VISION, "table_within_head", LARGER, apart(2)),
-    Wrong(COMPLEX_VISION, "freqs_ci.dtype", "cos or sin: this operator takes a complex table", real("freqs_ci")),
+    Wrong(COMPLEX_VISION, "freqs_ci.dtype", "cos or sin, or .to(dtype) of the model", real("freqs_ci")),
     Wrong(COMPLEX_VISION, "table_fills_patches", "a picture of another size", each(lambda x: x[:1], "freqs_ci")),
     Wrong(COMPLEX_VISION, "key.shape", "", each(lambda x: x[:1], "key")),
     *(
