@@ -141,8 +141,8 @@ def _observed(call: Any) -> Outcome:
             outcome.failure = _told(error)
             if isinstance(error, og.GuardError):
                 outcome.alarms.append(str(error))
-    # What was raised has been told in full.
-    outcome.alarms = outcome.alarms or [violation.summary for violation in og.record.violations]
+    # What was raised or warned of has been told in full; a doubt that was told before is only counted.
+    outcome.alarms = outcome.alarms or [f"{site}: {rule} was broken" for site, rule in og.record.counts]
     outcome.checks = api.tally.checks - checks
     return outcome
 

@@ -141,6 +141,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "step3p7": _text({"sliding_window": 8}),
     # It has no groups of query heads, and says so.
     "esmc": {"num_key_value_heads": 4},
+    # The first layer is one of self-attention, whose cache tells how many tokens there were.
+    "mllama": _text({"cross_attention_layers": [1]}),
     "dots1": {"n_shared_experts": 1},
     # One codebook: `input_ids` are then those of any other model.
     "musicgen": {"decoder.num_codebooks": 1},

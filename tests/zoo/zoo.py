@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--types", help="only these, by type or by task:type, separated by commas")
+    parser.add_argument("--types", help="only these, by type, task or task:type, separated by commas")
     parser.add_argument("--sample", type=int, metavar="N", help="only N of them, evenly spaced: the same every time")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes at a time")
     parser.add_argument("--json", metavar="FILE", help="write everything that was found to a file")
@@ -70,10 +70,10 @@ def _surroundings() -> None:
 def _chosen(animals: list[Any], types: str | None, sample: int | None) -> list[Any]:
     if types:
         wanted = types.split(",")
-        unknown = set(wanted) - {a.type for a in animals} - {a.name for a in animals}
+        unknown = set(wanted).difference(*({a.type, a.task, a.name} for a in animals))
         if unknown:
             sys.exit(f"no such type in this Transformers: {', '.join(sorted(unknown))}")
-        animals = [animal for animal in animals if animal.type in wanted or animal.name in wanted]
+        animals = [animal for animal in animals if {animal.type, animal.task, animal.name} & set(wanted)]
     if sample is not None and sample < len(animals):
         animals = [animals[place * len(animals) // sample] for place in range(sample)]
     return animals
