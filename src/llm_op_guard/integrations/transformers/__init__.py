@@ -15,9 +15,9 @@ from llm_op_guard.install.installer import Candidate
 from llm_op_guard.integrations.transformers import attention, caches, norms, rope, token_ids
 from llm_op_guard.integrations.transformers.known import LIBRARY
 
-_PARTS = (rope, norms, attention, token_ids)
+PARTS = (rope, norms, attention, token_ids)
 _OTHER_MODULES = frozenset({attention.SDPA_MODULE, token_ids.GENERATION_MODULE})
-FAMILIES = tuple(family for part in _PARTS for family in part.FAMILIES)
+FAMILIES = tuple(family for part in PARTS for family in part.FAMILIES)
 
 
 __all__ = ["FAMILIES", "LIBRARY", "TransformersIntegration", "register"]
@@ -29,12 +29,20 @@ class TransformersIntegration:
     library = LIBRARY
 
     def wants(self, module: str) -> bool:
-        """Whether a module of that name holds operators."""
-        return module in _OTHER_MODULES or (module.startswith("transformers.models.") and ".modeling_" in module)
+        """Whether a module of that name holds operators on torch's tensors."""
+        if module in _OTHER_MODULES:
+            return True
+        parent, _, file = module.rpartition(".")
+        # Until version 5 there are models of TensorFlow and Flax beside them.
+        return (
+            parent.startswith("transformers.models.")
+            and file.startswith("modeling_")
+            and not file.startswith(("modeling_tf_", "modeling_flax_"))
+        )
 
     def candidates(self, module: ModuleType) -> Iterator[Candidate]:
         """The operators that a module defines, recognised or refused."""
-        for part in _PARTS:
+        for part in PARTS:
             yield from part.candidates(module)
 
 

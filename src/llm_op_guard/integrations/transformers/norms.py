@@ -13,8 +13,10 @@ FAMILIES = (
     Family(
         "norm:rms_norm",
         {
-            "580bd6ee67df25ac": Code("llama and 141 others: weight times the rounded norm"),
-            "23036fa880041935": Code("afmoe, gpt_oss: rounded after the weight"),
+            "580bd6ee67df25ac": Code(
+                "llama and 141 others: weight times the rounded norm", versions=("4.57.6", "5.24.0")
+            ),
+            "23036fa880041935": Code("afmoe, gpt_oss: rounded after the weight", versions=("4.57.6", "5.24.0")),
         },
     ),
 )
