@@ -15,6 +15,9 @@ FAMILIES = (
             "449ca673353426d7": Code("llama and 118 others: in the dtype of q and cos"),
             "fbdc58d8a41e613f": Code("olmo: the result in q's dtype"),
             "3ae6ee8735c53311": Code("esm, modernbert: computed in float32"),
+            # Their `position_ids` are not used.
+            "e95ec27031776296": Code("llama and 58 others: in the dtype of q and cos", versions=("4.57.6",)),
+            "1afe587c93cd1213": Code("olmo and 3 others: the result in q's dtype", versions=("4.57.6",)),
         },
     ),
 )
