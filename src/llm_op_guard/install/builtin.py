@@ -79,7 +79,7 @@ class Replaced:
 
 
 class BuiltinSite(Site):
-    """A guarded builtin. `front` is a function that takes its arguments packed, as those in `stand_in` do, and calls it."""
+    """A guarded builtin. `front` is a function that calls it with arguments that come packed, as in `stand_in`."""
 
     def __init__(self, place: Replaced, front: FunctionType, guard: Guard, signature: inspect.Signature) -> None:
         super().__init__(front, guard, Binding(signature, guard.parameters, guard.operator))

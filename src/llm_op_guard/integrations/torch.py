@@ -52,7 +52,7 @@ class TorchIntegration:
             if reason is not None:
                 yield Candidate(f"{HOME}.{name}", name, reason=reason)
                 continue
-            place = Replaced(module, name, found) if name == ATTENTION else None
+            place = Replaced(module, name, cast(Any, found)) if name == ATTENTION else None
             front = None if place is None else _attention(place)
             yield Candidate(
                 f"{HOME}.{name}",
