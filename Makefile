@@ -13,10 +13,10 @@ CONTRACTS := $(wildcard src/llm_op_guard/contracts/*/*.contract tests/yardstick/
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-transformers-4 lint format types bench docs support support-check support-draft clean
+.PHONY: help demo test zoo test-transformers-4 lint format types bench docs support support-check support-draft clean
 help:
 	@echo "make demo    a tiny Llama with and without guards, then bad inputs side by side"
-	@echo "make test    the tests"
+	@echo "make test    the tests                           make zoo     every model type of Transformers, guarded and not"
 	@echo "make lint    ruff check and format check        make format  apply both"
 	@echo "make types   mypy --strict                      make bench   the benchmarks"
 	@echo "make docs    write the generated parts anew     make clean   remove .venv and caches"
@@ -32,6 +32,10 @@ test: $(READY)
 
 test-transformers-4: .venv-$(TRANSFORMERS_4)/.ready
 	@.venv-$(TRANSFORMERS_4)/bin/python -m pytest tests/transformers tests/test_transformers_support.py
+
+# For example: make zoo ZOO="--types llama,bert --jobs 4"
+zoo: $(READY)
+	@$(BIN)/python tests/zoo/zoo.py $(ZOO)
 
 lint: $(READY)
 	@$(BIN)/ruff check $(CODE)

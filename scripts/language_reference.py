@@ -13,7 +13,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from llm_op_guard.contract.json_schema import json_schema
-from llm_op_guard.contract.vocabulary import DEVICE_TYPES, DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, SCALAR_TYPES
+from llm_op_guard.contract.vocabulary import (
+    DEVICE_TYPES,
+    DTYPE_NAMES,
+    DTYPE_SETS,
+    FUNCTIONS,
+    SCALAR_TYPES,
+    TENSOR_ATTRIBUTES,
+)
 from llm_op_guard.errors import GUARD_ERRORS
 from llm_op_guard.install.callables import KINDS, REFUSED
 
@@ -31,9 +38,13 @@ def tables() -> dict[str, str]:
         "devices": _sentence(DEVICE_TYPES),
         "scalars": _table(("type", "accepts"), [(f"`{name}`", text) for name, text in SCALAR_TYPES.items()]),
         "errors": _sentence(GUARD_ERRORS),
+        "tensor attributes": "  " + _sentence(TENSOR_ATTRIBUTES),
         "functions": _table(
             ("function", "class", "meaning"),
-            [(f"`{function.signature}`", function.cost_class, function.meaning) for function in FUNCTIONS.values()],
+            [
+                (f"`{function.signature}`", function.cost_class, function.meaning)
+                for function in sorted(FUNCTIONS.values(), key=lambda function: function.cost_class)
+            ],
         ),
     }
 

@@ -80,6 +80,7 @@ FEATURES = [
     Feature("symbols", BASE, base=""),
     Feature("`B | 1`", "mask: None | floating[B | 1, 1, L, S] @ dev"),
     Feature("division", "k: T[B, H, S, 2 * (D / 2)] @ dev\nrequire(D % 2 == 0)", base="q: T[B, H, L, D] @ dev"),
+    Feature("told by an expression", "q: T[B, H, M + 1, D]\nk: T[B, H, S, D]\nrequire(M < S)", base=""),
     Feature("union", "q: T[B, H, L, D] | T[B, L, D]\nk: T[B, H, S, D] | T[B, S, D]", base=""),
     Feature("`*lead`", "q: T[*lead, L, D]\nk: T[*lead, S, D]", base=""),
     Feature("optional", "mask: optional[floating[_, 1, L, S] @ dev]"),

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import llm_op_guard as og
@@ -92,6 +93,19 @@ class Watching(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class Overseeing(TorchFunctionMode):
+    """Sees every function of torch that is called, reads of metadata left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ not in ("__get__", "stride"):
+            self.seen.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
 @dataclass(frozen=True)
 class Row:
     """`call(operator, q, w)` calls the operator in some surroundings and returns what to compare."""
@@ -121,6 +135,11 @@ def table() -> str:
 
 def watched(f: Operator, q: Tensor, w: Tensor) -> Any:
     with Watching() as mode:
+        return f(q, w), mode.seen
+
+
+def overseen(f: Operator, q: Tensor, w: Tensor) -> Any:
+    with Overseeing() as mode:
         return f(q, w), mode.seen
 
 
@@ -227,6 +246,7 @@ ROWS = [
     Row("`make_fx`, symbolic", True, False, "fake tensors have no values, sizes are symbols with a hint",
         traced("symbolic")),
     Row("a `TorchDispatchMode`", True, False, "what watches operations must not see ours", watched),
+    Row("a `TorchFunctionMode`", True, True, "it sees that metadata is read, and no operation of ours", overseen),
     Row("fake tensors", True, False, "they have no values", fake),
     *(export_row(strict=strict, dynamic=dynamic) for strict in (False, True) for dynamic in (False, True)),
     Row("`torch.jit.script`", False, False, "it compiles the source of the function, which the guard is not in",

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import llm_op_guard
+from llm_op_guard.formatting import formatted
 
 CLEAN = {
     name: value
@@ -253,6 +254,14 @@ def test_fmt(tmp_path: Path) -> None:
     done = command("fmt", "--check", file, link)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["crooked.contract", "link.contract"]
+
+
+def test_fmt_beside_a_file_named_like_a_module_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = program(tmp_path, CROOKED, "crooked.contract")
+    for name in ("sysconfig.py", "ruff.py", "os.py"):
+        program(tmp_path, "raise SystemExit('not me')\n", name)
+    monkeypatch.chdir(tmp_path)
+    assert formatted(CROOKED, str(file)) == STRAIGHT
 
 
 def test_fmt_of_json(tmp_path: Path) -> None:
@@ -664,7 +673,7 @@ def test_doctor_of_an_unknown_library() -> None:
     done = command("doctor", "--library", "transformer")
     assert done.returncode == 2
     assert done.stderr == (
-        "llm-op-guard: error: nothing is known of 'transformer'; did you mean 'transformers'?; known: transformers\n"
+        "llm-op-guard: error: nothing is known of 'transformer'; did you mean 'transformers'?; known: transformers, torch\n"
     )
 
 

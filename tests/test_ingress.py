@@ -188,7 +188,7 @@ def test_bodies_that_hold_themselves() -> None:
 
 @pytest.mark.parametrize(
     ("body", "kind"),
-    [(b"[]", "a list"), (b"3", "a int"), ("null", "null"), (b'"a"', "a str"), (None, "null"), ([1], "a list"),
+    [(b"[]", "a list"), (b"3", "an int"), ("null", "null"), (b'"a"', "a str"), (None, "null"), ([1], "a list"),
      (SimpleNamespace(), "a types.SimpleNamespace")],
 )  # fmt: skip
 def test_what_is_no_object(body: Any, kind: str) -> None:

@@ -235,6 +235,17 @@ def test_a_suspect_rule_breaks_no_graph_and_is_not_told_of(fullgraph: bool) -> N
     assert og.record.total == 0
 
 
+@pytest.mark.parametrize(
+    "rule", ["require(m[n - 1] == D)", "require(x.shape[n - 1] == 4)", "require(m[n - 1] == 4 and x.shape[n - 1] == 4)"]
+)
+def test_computed_indices_of_symbolic_numbers_in_a_whole_graph(rule: str) -> None:
+    operator = og.guard(f"x: any[B, D]\n{rule}")(lambda x, n, m: x * n)
+    run = torch.compile(operator, fullgraph=True, dynamic=True, backend="eager")
+    assert run(torch.ones(3, 4), 2, [7, 4]).shape == (3, 4)
+    with pytest.raises(og.GuardError, match=r"m\[n - 1\] = 4|x\.shape\[n - 1\] = 5"):
+        run(torch.ones(3, 5), 2, [7, 4])
+
+
 def test_a_traced_guard_changes_no_state_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api.tally, "counting", True)
     monkeypatch.setattr(api.tally, "checks", 0)

@@ -15,9 +15,9 @@ from types import FunctionType
 from typing import Any, TypeVar, overload
 
 from llm_op_guard.contract.expressions import suggestion
-from llm_op_guard.contract.json_form import parse_json_file
+from llm_op_guard.contract.json_form import parse_json
 from llm_op_guard.contract.model import Contract
-from llm_op_guard.contract.parse import dedented, docstring_section, parse_body, parse_file, stub_signature
+from llm_op_guard.contract.parse import dedented, docstring_section, parse_body, parse_stubs, read_text, stub_signature
 from llm_op_guard.contract.source import Source
 from llm_op_guard.errors import ContractError, GuardWarning, InstallError, LlmOpGuardError
 from llm_op_guard.guard import functions, memory
@@ -93,7 +93,12 @@ def load(path: str | Path) -> dict[str, Contract]:
 
     Raises ContractError, with file, line and column, when anything in it is wrong.
     """
-    contracts = parse_json_file(path) if Path(path).suffix == ".json" else parse_file(path)
+    return read(read_text(Path(path)), str(path))
+
+
+def read(text: str, file: str) -> dict[str, Contract]:
+    """The contracts in the text of a file, as `load` reads them."""
+    contracts = parse_json(text, file) if Path(file).suffix == ".json" else parse_stubs(text, file)
     for contract in contracts.values():
         check_order(contract)
     return contracts
@@ -349,6 +354,11 @@ def status() -> Report:
 def known_libraries() -> tuple[str, ...]:
     """The libraries that `install` knows."""
     return tuple(_INTEGRATIONS)
+
+
+def default_libraries() -> tuple[str, ...]:
+    """Those that are guarded where nobody names any: not torch itself, whose functions everything calls."""
+    return tuple(library for library in _INTEGRATIONS if library != _torch.LIBRARY)
 
 
 def sites() -> list[Site]:

@@ -12,7 +12,6 @@ from llm_op_guard.contract.expressions import suggestion
 from llm_op_guard.contract.json_form import to_json
 from llm_op_guard.contract.json_schema import json_schema
 from llm_op_guard.contract.model import Assign, Contract, Expr, Remember, Rule
-from llm_op_guard.contract.parse import parse_stubs
 from llm_op_guard.report.overview import render_table
 from llm_op_guard.report.terminal import Terminal
 
@@ -24,7 +23,7 @@ def shipped() -> dict[str, Contract]:
         for file in sorted(library.iterdir(), key=lambda entry: entry.name) if library.is_dir() else ():
             if file.name.endswith(".contract"):
                 stem = f"{library.name}/{file.name.removesuffix('.contract')}"
-                contracts = parse_stubs(file.read_text(encoding="utf-8"), f"{library.name}/{file.name}")
+                contracts = api.read(file.read_text(encoding="utf-8"), f"{library.name}/{file.name}")
                 found |= {f"{stem}:{name}": contract for name, contract in contracts.items()}
     return found
 

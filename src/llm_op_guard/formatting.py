@@ -12,9 +12,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from llm_op_guard.contract.json_form import parse_json
+from llm_op_guard import api
 from llm_op_guard.contract.model import Contract
-from llm_op_guard.contract.parse import parse_stubs, read_text
+from llm_op_guard.contract.parse import read_text
 from llm_op_guard.errors import ContractError, LlmOpGuardError
 from llm_op_guard.report.terminal import Terminal
 
@@ -48,16 +48,15 @@ def main(out: Terminal, complaints: Terminal, files: Sequence[str], *, check_onl
 def formatted(text: str, file: str) -> str:
     """The text of a contract file in the one style.
 
-    Raises ContractError for a text that is wrong, LlmOpGuardError where Ruff is not installed or fails.
+    Raises ContractError for a text that is wrong or that Ruff cannot format, LlmOpGuardError where it is not installed.
     """
-    if file.endswith(".json"):
-        parse_json(text, file)
+    before = api.read(text, file)
+    if Path(file).suffix == ".json":
         return json.dumps(json.loads(text), indent=2, ensure_ascii=False) + "\n"
-    before = parse_stubs(text, file)
-    neat = _by_ruff(text)
-    if _texts(parse_stubs(neat, file)) != _texts(before):
-        raise LlmOpGuardError(
-            f"{file} would mean something else when formatted, so it was left alone: please report it"
+    neat = _by_ruff(text, file)
+    if _texts(api.read(neat, file)) != _texts(before):
+        raise ContractError(
+            "would mean something else when formatted, so it was left alone: please report it", file=file
         )
     return neat
 
@@ -66,12 +65,14 @@ def _texts(contracts: dict[str, Contract]) -> list[str]:
     return [contract.text for contract in contracts.values()]
 
 
-def _by_ruff(text: str) -> str:
+def _by_ruff(text: str, file: str) -> str:
     if importlib.util.find_spec("ruff") is None:
         raise LlmOpGuardError("fmt formats with Ruff, which is not installed: pip install 'llm-op-guard[fmt]'")
-    done = subprocess.run([sys.executable, "-m", "ruff", *_RUFF], input=text.encode(), capture_output=True, check=False)
+    # -P: a file of the current folder that is named like a module of Python is none of its modules.
+    command = [sys.executable, "-P", "-m", "ruff", *_RUFF]
+    done = subprocess.run(command, input=text.encode(), capture_output=True, check=False)
     if done.returncode != 0:
-        raise LlmOpGuardError(f"Ruff failed: {done.stderr.decode(errors='replace').strip()}")
+        raise ContractError(f"Ruff failed: {done.stderr.decode(errors='replace').strip()}", file=file)
     return done.stdout.decode()
 
 

@@ -130,7 +130,7 @@ def _decoded(body: Any, max_bytes: int) -> dict[str, Any] | _Fault:
         except ValueError:
             return _Fault("json", "the body cannot be read: a number has too many digits, or its buffer is gone", _JSON)
     if not isinstance(found, dict):
-        kind = "null" if found is None else f"a {kind_text(found)}"
+        kind = "null" if found is None else kind_text(found)
         return _Fault("json_object", f"the body is {kind}", "an object with named fields")
     return _wrong_within(found) or found
 

@@ -96,7 +96,7 @@ def test_devices() -> None:
 
 
 def test_unions_and_optionals_are_the_same() -> None:
-    for text in ("None | int64[B]", "optional[int64[B]]", "optional(int64[B])"):
+    for text in ("None | int64[B]", "optional[int64[B]]"):
         assert declared(text).type.alternatives[0] == NoneType()
 
 

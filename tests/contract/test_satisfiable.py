@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -57,7 +57,9 @@ ALONE = {
     "x: any[D]\nrequire(-D > 0)": "-D > 0" + SIZES,
     "x: any[D]\nrequire(D // 2 < 0)": "D // 2 < 0" + SIZES,
     "x: any[D]\nrequire(D % 4 == 1 and D % 2 == 0)": "D % 4 == 1 and D % 2 == 0" + SIZES,
-    "x: any[D]\nrequire(D == 'left')": "D == 'left'" + SIZES,
+    "x: any[3 - D]\nrequire(D < 0)": "D < 0" + SIZES,
+    "x: any[D / n]\nrequire(D == 0.5)": "D == 0.5" + SIZES,
+    "x: any[D - n]\nrequire(D == 2.5)": "D == 2.5" + SIZES,
     "x: any[D]\nrequire(D is None)": "D is None" + SIZES,
     "x: None | any[D]\nrequire(D < 0)": "D < 0" + SIZES,
     "x: any[D]\nrequire(D % 0 == 0)": "D % 0 == 0; D % 0 divides by zero",
@@ -104,7 +106,6 @@ TOGETHER = {
     "x: any[D]\nrequire(D >= 8)\nensure(D < 4)": (3, 8, "D < 4, while D >= 8 is required in line 3"),
     "x: any[D]\nensure(D >= 8)\nensure(D < 4)": (3, 8, "D < 4, while D >= 8 is promised in line 3"),
     "n: int\nrequire(4 < n < 5)": (2, 9, "4 < n < 5, while n is declared as int in line 2"),
-    "n: int\nrequire(n == 'auto')": (2, 9, "n == 'auto', while n is declared as int in line 2"),
     "n: int\nrequire(n == 1)\nrequire(n == 2)": (3, 9, "n == 2, while n == 1 is required in line 3"),
     "n: int\nrequire(n == 2)\nrequire(n != 2)": (3, 9, "n != 2, while n == 2 is required in line 3"),
     "n: int\nrequire(n in (1, 2))\nrequire(n in (3, 4))": (
@@ -115,7 +116,6 @@ TOGETHER = {
         3, 9, "0 < n < 3, while n not in (1, 2) is required in line 3",
     ),
     "n: int\nrequire(n == 1)\nensure(n == 2)": (3, 8, "n == 2, while n == 1 is required in line 3"),
-    "n: None | int\nrequire(n > 3)\nrequire(n == 2)": (3, 9, "n == 2, while n > 3 is required in line 3"),
     "n: float\nrequire(n >= 8)\nrequire(n < 4)": (3, 9, "n < 4, while n >= 8 is required in line 3"),
     "n: float\nrequire(n >= 4)\nrequire(n < 4)": (3, 9, "n < 4, while n >= 4 is required in line 3"),
     "n: 1 | 2\nrequire(n > 2)": (2, 9, "n > 2, while n is declared as 1 | 2 in line 2"),
@@ -233,7 +233,6 @@ LEFT_ALONE = [
     "self.k: int\nrequire(self.k == 1)\nrequire(self.k == 2)",
     "self.w: any[3]\nrequire(self.w.shape[0] == 4)",
     "x: list[any[3]]\nrequire(x[0].shape[0] == 4)",
-    "x: any[3]\nrequire(x.shape[1] == 4)",
     "n: None | int\nrequire(n > 3)\nrequire(n < 2)",
     "require(n > 0)\nrequire(n == 'auto')",
     # A breach of a suspicion is legal.
@@ -260,9 +259,6 @@ LEFT_ALONE = [
     "n: float\nrequire(n + 1 == n)\nrequire(n > 1)",
     "require(4 < n < 5)",
     "n: int\nrequire(n < 0)\nrequire(n % 3 == 2)",
-    "x: any[3 - D]\nrequire(D < 0)",
-    "x: any[D / n]\nrequire(D == 0.5)",
-    "y: any[D - n]\nself: any[D - n]\nm = D + 1\nif m > 0:\n    x: any[D]\n    require(D == 2.5)",
     # Near misses.
     "x: any[D]\nrequire(D >= 4)\nrequire(D <= 4)",
     "x: any[D]\nrequire(D == 0)\nrequire(D < 1)",
@@ -304,10 +300,11 @@ def conflicts() -> Iterator[list[Conflict | None]]:
     """Contracts are read without being refused for a conflict; those of each are noted."""
     found: list[Conflict | None] = []
 
-    def note(contract: Contract, solved: Container[str]) -> None:
-        found.append(conflict(contract, solved))
+    def note(contract: Contract) -> None:
+        found.append(conflict(contract))
 
-    with mock.patch.object(validate, "check_satisfiable", note):
+    # What says nothing of any call is refused before; here it is no matter.
+    with mock.patch.object(validate, "check_satisfiable", note), mock.patch.object(validate.Uses, "check"):
         yield found
 
 

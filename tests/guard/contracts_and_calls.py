@@ -21,7 +21,7 @@ def size(draw: st.DrawFn) -> str:
     return draw(
         st.sampled_from(
             ["B", "L", "D", "B", "L", "D", "B", "D", "1", "2", "_", "B | 1", "D | 2 | 1", "2 * D", "D / 2", "B + 1",
-             "L - 1", "B * L", "n", "D % 2 + 1", "4 / B", "3 - L", "y.shape[0]", "D / n | 1", "max(B, L)",
+             "L - 1", "B + 5", "B * L", "n", "D % 2 + 1", "4 / B", "3 - L", "y.shape[0]", "D / n | 1", "max(B, L)",
              "n + 1 + L", "D / (n + 1)", "B * (L + n)", "L - (B - 1)", "highest(y) + 1", "m", "len(result)",
              "box.l[n]", "x.shape[n - 1]"]
         )
@@ -73,7 +73,11 @@ def condition(draw: st.DrawFn, depth: int = 0) -> str:
         case 3:
             return f"{name} % {draw(st.sampled_from(['2', 'n', 'L']))} == 0"
         case 4:
-            return draw(st.sampled_from(["T in floating", "T == float32", "x.dtype in (int64, float32)", "U != T"]))
+            return draw(
+                st.sampled_from(
+                    ["T in floating", "T == float32", "T in (half, float32)", "x.dtype in (int64, float32)", "U != T"]
+                )
+            )
         case 5:
             if draw(st.integers(0, 2)) == 0:
                 return draw(
@@ -231,7 +235,9 @@ def value(rng: random.Random) -> Any:
 
 
 def scalar(rng: random.Random) -> Any:
-    return rng.choice((0, 1, 2, 2, 3, -1, 1.5, None, "left", True, np.int32(2), torch.tensor(2)))
+    return rng.choice(
+        (0, 1, 2, 2, 3, -1, 1.5, None, "left", True, np.int32(2), np.int8(3), np.float32(1.5), torch.tensor(2))
+    )
 
 
 def items(rng: random.Random) -> Any:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import llm_op_guard as og
+from llm_op_guard.guard import functions
 
 pytestmark = pytest.mark.usefixtures("no_alarm")
 
@@ -99,3 +102,135 @@ def test_what_takes_torch_functions_over() -> None:
         operator(object())
     with pytest.raises(og.GuardError):
         operator(Diagonal)  # the class is no such thing
+
+
+class Counting(list):  # type: ignore[type-arg]
+    """A list whose class has a say in its length, items and order."""
+
+    def __len__(self) -> int:
+        raise AssertionError
+
+    def __getitem__(self, key: object) -> object:
+        raise AssertionError
+
+    def __iter__(self) -> object:  # type: ignore[override]
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    "rule", ["len(xs) > 9", "xs[0] > 9", "all(x > 9 for x in xs)", "xs == (1,)", "sum(x for x in xs) > 9", "9 in xs"]
+)
+def test_no_code_of_a_list_runs(rule: str, no_alarm: None) -> None:
+    @og.guard(f"require({rule})")
+    def operator(xs: object) -> None: ...
+
+    operator(Counting([1]))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_numbers_that_no_integer_is(value: float, no_alarm: None) -> None:
+    @og.guard("require(count(ids, p) == 0)\nrequire(only(ids, p, 1))")
+    def operator(ids: object, p: float) -> None: ...
+
+    operator(torch.ones(2, dtype=torch.int64), value)
+
+
+class Index:
+    """A number of a class of its own."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __index__(self) -> int:
+        return self.value
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", [Index(9), Decimal(9)])
+def test_numbers_of_other_classes_are_left_alone(value: object) -> None:
+    @og.guard("n: int\nf: None | float\nrequire(n < 3)\nrequire(f < 3)")
+    def operator(n: object, f: object = None) -> None: ...
+
+    operator(value)
+    operator(1, value)
+
+
+def test_an_optional_argument_that_is_none_is_not_compared() -> None:
+    @og.guard("""
+        n: None | int
+        mode: None | str
+        require(n == 3)
+        require(n != 4)
+        require(mode in ("a", "b"))
+        require(x.shape[0] == n)
+        require(1 < n < 5)
+        require(box.k == 3)
+    """)
+    def operator(n: object = None, mode: object = None, x: object = None, box: object = None) -> None: ...
+
+    operator()
+    operator(x=torch.ones(2), box=SimpleNamespace(k=None))
+    operator(3, "a", torch.ones(3), SimpleNamespace(k=3))
+    with pytest.raises(og.GuardError) as caught:
+        operator(4, "c", torch.ones(3), SimpleNamespace(k=4))
+    assert [v.rule_id for v in caught.value.violations] == [
+        "n == 3", "n != 4", "mode in ('a', 'b')", "x.shape[0] == n", "box.k == 3"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "require(all(all(i + j + n >= 0 for j in range(100000)) for i in range(100000)))",
+        "require(sum(sum(i * j for j in range(20000)) for i in range(20000)) > n)",
+        "a0 = (n, n)\n" + "\n".join(f"a{i + 1} = a{i} + a{i}" for i in range(34)) + "\nrequire(len(a34) > 5)",
+        "a0 = s + s\n" + "\n".join(f"a{i + 1} = a{i} + a{i}" for i in range(34)) + "\nrequire(len(a34) > 5)",
+        "a0 = n + 10\n" + "\n".join(f"a{i + 1} = a{i} * a{i}" for i in range(40)) + "\nrequire(a40 > 5)",
+        "a0 = (n, n)\nb0 = (n, n)\n"
+        + "\n".join(f"a{i + 1} = (a{i}, a{i})\nb{i + 1} = (b{i}, b{i})" for i in range(30))
+        + "\nrequire(a30 == b30)",
+    ],
+)
+def test_no_contract_makes_a_call_take_for_ever(body: str) -> None:
+    @og.guard(body)
+    def operator(n: int, s: str) -> None: ...
+
+    operator(3, "a")  # what would take too much does not apply
+
+
+def test_what_an_array_in_a_tuple_answers_is_nobodys_error() -> None:
+    @og.guard("require(n == (1, 2))\nrequire(m > 3, id='other')")
+    def operator(n: object, m: int) -> None: ...
+
+    operator((np.array([1, 2]), 2), 4)
+    with pytest.raises(og.GuardError, match="other"):
+        operator((np.array([1, 2]), 2), 3)
+
+
+def test_no_text_of_an_argument_is_shown_or_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Named(float):
+        def __str__(self) -> str:
+            return "SECRET"
+
+        __repr__ = __str__
+
+    @og.guard("require(n < 1)")
+    def operator(n: object) -> None: ...
+
+    with pytest.raises(og.GuardError) as caught:
+        operator(Named(3))
+    assert "SECRET" not in str(caught.value) and "n = 3.0" in str(caught.value)
+
+    def broken(*_: object) -> None:
+        raise ValueError("SECRET")
+
+    monkeypatch.setitem(functions.IMPLEMENTATIONS, "highest", broken)
+
+    @og.guard("require(highest(x) < 1)")
+    def other(x: object) -> None: ...
+
+    with pytest.warns(og.GuardInternalWarning) as told:
+        other(torch.ones(1))
+    assert all("SECRET" not in str(w.message) for w in told) and "SECRET" not in caplog.text

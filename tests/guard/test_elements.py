@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,7 +71,7 @@ def said(rule: str, **arguments: Any) -> tuple[str, str, str | None]:
         (
             "equal(x[:, 1:], x[:, :1])",
             [[4, 5], [6, 7]],
-            "x[:, 1:][0, 0] = 5, x[:, :1][0, 0] = 4 (of 2, 2 pairs differ, this one first)",
+            "x[0, 1] = 5, x[0, 0] = 4 (of 2, 2 pairs differ, this one first)",
             "equal(x[:, 1:], x[:, :1])",
         ),
         (
@@ -97,7 +98,7 @@ def test_a_rule_about_elements_tells_the_first_that_breaks_it(rule: str, x: Any,
         ("last(x) == n", [[4, 6]], "last(x) = 6 at x[0, 1], n = 5"),
         ("highest(x) < 3", torch.tensor(4), "highest(x) = 4"),
         ("count(x, 0) == 0", [1, 0, 0], "count(x, 0) = 2 (of 3, first at x[1])"),
-        ("count(x[:, -1], 0) == 0", [[1, 0], [1, 1]], "count(x[:, -1], 0) = 1 (of 2, first at x[:, -1][0])"),
+        ("count(x[:, -1], 0) == 0", [[1, 0], [1, 1]], "count(x[:, -1], 0) = 1 (of 2, first at x[0, 1])"),
         ("count(x, 0) == n", [1, 2], "count(x, 0) = 0, n = 5"),
         ("highest(x) // 4 < n", [1, 80], "highest(x) // 4 = 20, highest(x) = 80 at x[1], n = 5"),
         ("-lowest(x) < n", [1, -9], "-lowest(x) = 9, lowest(x) = -9 at x[1], n = 5"),
@@ -105,7 +106,7 @@ def test_a_rule_about_elements_tells_the_first_that_breaks_it(rule: str, x: Any,
         ("(highest(x) if n > 3 else lowest(x)) < 2", [1, 8],
          "highest(x) if n > 3 else lowest(x) = 8, highest(x) = 8 at x[1]"),
         ("0 <= lowest(x) <= highest(x) < n", [0, 7], "lowest(x) = 0 at x[0], highest(x) = 7 at x[1], n = 5"),
-        ("absmax(x[:, :1]) == 0", [[0, 5], [2, 5]], "absmax(x[:, :1]) = 2 at x[:, :1][1, 0]"),
+        ("absmax(x[:, :1]) == 0", [[0, 5], [2, 5]], "absmax(x[:, :1]) = 2 at x[1, 0]"),
         ("highest(positions_of(x)) < 1", [[1, 1]], "highest(positions_of(x)) = 1 at positions_of(x)[0, 1]"),
     ],
 )  # fmt: skip
@@ -152,7 +153,7 @@ def test_an_item_of_a_loop_is_named_with_its_element() -> None:
         "xs",
     )
     assert said("all(highest(t[:, 0]) < 9 for t in xs)", xs=tuple(ids))[0] == (
-        "highest(t[:, 0]) = 9 at t[:, 0][1] at item 0 of xs"
+        "highest(t[:, 0]) = 9 at t[1, 0] at item 0 of xs"
     )
     assert said("n == 2 or all(finite(t) for t in xs)", xs=tuple(xs), n=1)[0] == (
         "n = 1, t[1] = nan (of 2, 1 element is wrong) at item 1 of xs"
@@ -168,6 +169,42 @@ def test_an_item_of_a_loop_is_named_with_its_element() -> None:
     assert said("all(all(finite(t) for t in ts) for ts in xs)", xs=(xs[:1], xs))[0] == (
         "t[1] = nan (of 2, 1 element is wrong) at item 1 of ts at item 1 of xs"
     )
+
+
+@pytest.mark.parametrize(
+    ("part", "place"),
+    [
+        ("x[1]", "x[1, 0, 2]"),
+        ("x[-1, 0]", "x[1, 0, 2]"),
+        ("x[n, :1, 1:]", "x[1, 0, 2]"),
+        ("x[1:][0][:1][0, ::2]", "x[1, 0, 2]"),
+        ("x[..., ::2]", "x[1, 0, 2]"),
+        ("x[..., 2]", "x[1, 0, 2]"),
+        ("x[1, ..., 1:]", "x[1, 0, 2]"),
+        ("x[...]", "x[1, 0, 2]"),
+        ("x[True]", "x[True][0, 1, 0, 2]"),
+        ("x[None, 1]", "x[None, 1][0, 0, 2]"),
+        ("box.l[0][1:]", "box.l[0][1, 0, 2]"),
+    ],
+)
+def test_an_element_of_a_part_is_told_by_its_place_in_the_whole(part: str, place: str) -> None:
+    x = torch.zeros(2, 2, 3)
+    x[1, 0, 2] = 9
+    arguments = {"x": x, "n": 1, "box": SimpleNamespace(l=[x])}
+    contract = parse_body(f"require(within({part}, 0, 5))", "operator", tuple(arguments))
+    (found,) = explain(contract, arguments)
+    assert found.observed.startswith(f"{place} = 9.0 (of "), found.observed
+
+
+def test_a_row_of_a_part_is_told_as_far_as_its_index_goes() -> None:
+    mask = torch.ones(3, 4, dtype=torch.bool)
+    mask[2, :2] = False
+    for part, place in (("m[1:]", None), ("m[1:, :2]", "m[1:, :2][1]"), ("m[:, :2]", "m[:, :2][2]")):
+        found = explain(parse_body(f"require(any_per_row({part}))", "operator", ("m",)), {"m": mask})
+        assert [v.observed.partition(" has")[0] for v in found] == ([place] if place else [])
+    mask[2] = False
+    (found_row,) = explain(parse_body("require(any_per_row(m[1:]))", "operator", ("m",)), {"m": mask})
+    assert found_row.observed.startswith("m[2] has no true value")
 
 
 def test_no_other_contents_are_shown() -> None:

@@ -149,8 +149,7 @@ def test_order_of_statements_never_changes_a_verdict(
 
 LIKES = [
     "x: like(y)\ny: like(x)",
-    "n: int\nx: like(n)",
-    "n: None\nx: like(n)",
+    "n: None | int | any[...]\nx: like(n)",
     "y: like(x)\nif x.shape[0] == 2:\n    x: like(y) = why(certain=False)",  # a suspicion after a test of the same
 ]
 

@@ -176,6 +176,105 @@ def test_a_size_that_no_whole_number_solves() -> None:
     ]
 
 
+def test_a_size_that_an_expression_tells_is_a_size() -> None:
+    assert said("x: any[K + 5]", x=t(5)) == []
+    assert said("x: any[K + 5]", x=t(2)) == [
+        ("x.shape", "x.shape[0] = 2", "K + 5 for a whole K (it would be -3, and no size is negative)")
+    ]
+    assert said("x: any[3 - K]", x=t(3)) == []
+    assert [v.observed for v in broken("x: any[3 - K]", x=t(4))] == ["x.shape[0] = 4"]
+    assert said("x: any[K - n]", x=t(2), n=0.5) == [
+        ("x.shape", "x.shape[0] = 2", "K - n for a whole K (it would be 2.5)")
+    ]
+    assert said("x: any[K - n]\nrequire(K == 2)", x=t(2), n=0.0) == []
+    assert said("x: any[K - n]", x=t(2), n=-2) == []
+    assert [v.rule_id for v in broken("x: any[K - n]", x=t(2), n=-3)] == ["x.shape"]
+    # Where another tensor shows it, that is what is compared with.
+    assert said("x: any[K + 5]\ny: any[K]", x=t(2), y=t(1)) == [("x.shape", "x.shape[0] = 2", "K + 5 = 6")]
+
+
+def test_a_size_that_an_expression_tells_has_a_vote() -> None:
+    body = "page_table: int32[S, P]\nkv_lens: int32[S]\nq_start_loc: int32[{}]"
+    table, lens = t(2, 4, dtype=torch.int32), t(3, dtype=torch.int32)
+    for size, rows in (("S + 1", 4), ("2 * S", 6), ("S / n", 1), ("n - S", 0)):
+        start = t(rows, dtype=torch.int32)
+        assert said(body.format(size), page_table=table, kv_lens=lens, q_start_loc=start, n=3) == [
+            ("page_table.shape", "page_table.shape[0] = 2", "S = 3")
+        ], size
+    # It is one vote, and none for what no argument shows.
+    others = t(9, dtype=torch.int32)
+    assert [v.argument for v in broken(body.format("S + 1"), page_table=table, kv_lens=lens, q_start_loc=others)] == [
+        "kv_lens", "q_start_loc",
+    ]  # fmt: skip
+    more = f"{body.format('S + 1')}\nx: any[S]"
+    found = broken(more, page_table=table, kv_lens=lens, q_start_loc=t(4, dtype=torch.int32), x=t(2))
+    assert [v.argument for v in found] == ["kv_lens", "q_start_loc"]
+    # A suspect one has none against what is certain.
+    suspect = f"{body.format('S + 1')} = why(certain=False)"
+    found = broken(suspect, page_table=table, kv_lens=lens, q_start_loc=t(4, dtype=torch.int32))
+    assert [v.argument for v in found if v.certain] == ["kv_lens"]
+
+
+def test_a_value_that_is_none_of_those_declared_is_shown() -> None:
+    def seen(declared: str, value: Any) -> list[str]:
+        return [v.observed for v in broken(f"page_size: {declared}", page_size=value)]
+
+    assert seen("16 | 32 | 64", 8) == ["page_size = 8"]
+    assert seen("16 | 32 | 64", True) == ["page_size = True"]
+    assert seen("16 | 32 | 64", 16.0) == ["page_size = 16.0"]
+    assert seen("16 | 32 | 64", None) == ["page_size = None"]
+    assert seen("'left' | 'right'", "center") == ["page_size = a text of 6 characters"]
+    assert seen("16 | 32", [1, 2]) == ["page_size is a list of 2"]
+    assert seen("16 | any[D]", t()) == ["page_size.shape = (), rank 0"]
+    assert seen("str", 8) == ["page_size is an int"]
+    assert seen("str", None) == ["page_size is None"]
+    assert seen("str", t(2)) == ["page_size is a tensor"]
+    assert seen("int", "8") == ["page_size is a str"]
+
+
+def test_what_a_broken_argument_gives_is_not_told_of_others() -> None:
+    body = "k_pages: any[N, page_size]\npage_size: 16 | 32\nv_pages: any[N, page_size]"
+    assert said(body, k_pages=t(4, 16), v_pages=t(4, 16), page_size=True) == [
+        ("page_size.type", "page_size = True", "16 | 32")
+    ]
+    # What has nothing to do with it is.
+    found = said(body, k_pages=t(4, 16), v_pages=t(5, 16), page_size=True)
+    assert ("v_pages.shape", "v_pages.shape[0] = 5", "N = 4") in found
+    assert len(found) == 2
+    assert said(body, k_pages=t(4, 16), v_pages=t(4, 32), page_size=16) == [
+        ("v_pages.shape", "v_pages.shape[1] = 32", "page_size = 16")
+    ]
+    suspect = "x: any[n]\nn: 16 = why(certain=False)"
+    assert {v.rule_id for v in broken(suspect, x=t(3), n=2)} == {"x.shape", "n.type"}
+
+
+def test_strides_are_shown() -> None:
+    q = t(2, 4, 8).transpose(1, 2)
+    assert said("require(dense(q))", q=q) == [("dense(q)", "q.stride() = (32, 1, 8)", "dense(q)")]
+    assert said("require(dense(q[:, :2]) or n)", q=q, n=0) == [
+        ("dense(q[:, :2]) or n", "q[:, :2].stride() = (32, 1, 8), n = 0", "dense(q[:, :2]) or n")
+    ]
+
+
+def test_sets_of_dtypes_among_others() -> None:
+    for dtype, holds in ((torch.float16, True), (torch.bfloat16, True), (torch.float32, True), (torch.float64, False)):
+        assert (said("x: T[N]\nrequire(T in (half, float32))", x=t(1, dtype=dtype)) == []) is holds
+        assert (said("x: T[N]\nrequire(T not in [float32, half])", x=t(1, dtype=dtype)) == []) is not holds
+        assert (said("require(x.dtype in (half, *n))", x=t(1, dtype=dtype), n=(torch.float32,)) == []) is holds
+    assert said("x: T[N]\nrequire(T in (half, float32))", x=t(1, dtype=torch.float64)) == [
+        ("T in (half, float32)", "T = float64", "T in (half, float32)")
+    ]
+    for body in (
+        "x: T[N]\nrequire(T == (half, float32))",
+        "x: T[N]\nrequire(half in (T, half))",
+        "require(x in ((half,), 1))",
+    ):
+        with pytest.raises(og.ContractError, match="half is a set of dtypes"):
+            parse_body(body, "operator", ("x",))
+    with pytest.raises(og.ContractError, match="no call can keep this"):
+        parse_body("x: int32[N]\nrequire(x.dtype in (half, float32))", "operator", ("x",))
+
+
 def test_open_groups_bind_and_compare() -> None:
     body = "x: any[*lead, D]\nw: any[D]\ny: any[*lead]"
     assert said(body, x=t(2, 3, 4), w=t(4), y=t(2, 3)) == []

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 import llm_op_guard as og
+from llm_op_guard import api
 from llm_op_guard.contract.parse import parse_body
+from llm_op_guard.guard import functions, memory
 from llm_op_guard.guard.explain import explain
 
 
@@ -108,3 +110,89 @@ def test_odd_tensors_in_lists_are_left_alone(no_alarm: None) -> None:
     assert len(og.guard("y: list[int]\nrequire(3 in x)")(same)([t(2, 3)] * 2, [1])) == 2
     sparse = t(2, 3).to_sparse()
     assert og.guard("y: list[int]\nrequire(finite(x[:, :1]))")(same)(sparse, [1]) is sparse
+
+
+# ---------------------------------------------------------------- as in a check that is written as source
+
+
+def test_a_suspicion_keeps_nothing_from_being_checked_after_the_call() -> None:
+    @og.guard("""
+        xs: list[floating[N]]
+        require(N > 1, id="more", certain=False)
+        ensure(len(result) == N, id="one_each")
+        remember(self, rows=N)
+    """)
+    def operator(self: Any, xs: Any, count: int) -> list[int]:
+        return [0] * count
+
+    class Owner:
+        pass
+
+    owner = Owner()
+    with pytest.warns(og.GuardWarning, match="more"), pytest.raises(og.GuardError, match="one_each"):
+        operator(owner, [t(1)], 2)
+    operator(owner, [t(1)], 1)
+    assert memory.recall(owner, "rows") == 1
+
+
+def test_values_are_left_alone_where_their_rules_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    @og.guard("""
+        xs: list[floating[N]]
+        m = highest(y)
+        require(m > 0)
+        remember(self, rows=N)
+    """)
+    def operator(self: Any, xs: Any, y: Any) -> None: ...
+
+    class Owner:
+        pass
+
+    asked: list[Any] = []
+    monkeypatch.setitem(functions.IMPLEMENTATIONS, "highest", lambda x: asked.append(x) or 1)
+    og.set_policy(B="off")
+    operator(Owner(), [t(1)], t(2))
+    assert asked == []
+    og.set_policy(B="raise")
+    operator(Owner(), [t(1)], t(2))
+    assert asked != []
+
+
+def test_under_jit_trace_it_steps_aside_without_a_word(recwarn: pytest.WarningsRecorder) -> None:
+    @og.guard("xs: list[floating[N]]\nrequire(N > 1)")
+    def operator(xs: Any) -> torch.Tensor:
+        return xs[0] + 1
+
+    torch.jit.trace(lambda x: operator([x, x]), (t(1),), check_trace=False)
+    assert [w for w in recwarn if issubclass(w.category, torch.jit.TracerWarning)] == []
+
+
+def test_a_compiled_program_makes_facts_unknown() -> None:
+    @og.guard("xs: list[floating[N]]\nremember(self, listed=N)")
+    def plan(self: Any, xs: Any) -> torch.Tensor:
+        return xs[0] + 1
+
+    @og.guard("x: floating[N]\nrequire(N == recall(self, 'listed'), id='as_planned')")
+    def run(self: Any, x: Any) -> None: ...
+
+    class Owner:
+        pass
+
+    owner = Owner()
+    plan(owner, [t(2)])
+    with pytest.raises(og.GuardError):
+        run(owner, t(3))
+    torch.compile(plan, fullgraph=True, backend="eager")(owner, [t(3)])
+    run(owner, t(3))
+    torch.compiler.reset()
+
+
+def test_checked_calls_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api.tally, "counting", True)
+
+    @og.guard("xs: list[floating[N]]")
+    def operator(xs: Any) -> None: ...
+
+    before = api.tally.checks
+    operator([t(1)])
+    operator([t(2)])
+    assert api.tally.checks == before + 2

@@ -92,8 +92,16 @@ def test_promises_about_every_item() -> None:
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        ("for x in q:\n    x: any[B]", "a loop over a sequence of the call holds require, ensure and if"),
-        ("for x in (q, k):\n    m = x", "a name is not given within a loop"),
+        (
+            "for x in q:\n    x: any[B]",
+            "a loop over a sequence of the call holds require, ensure and if; it declares nothing: a declaration "
+            "stands outside, and x: list",
+        ),
+        (
+            "for x in q:\n    m = x\n    require(m > 1)",
+            "if; it gives no names: write the expression in place of the name",
+        ),
+        ("for x in (q, k):\n    m = x", "a loop gives no names: write the expression in place of the name"),
         ("for x, y in (q, k):\n    require(x == y)", "each item has as many parts as the loop has names"),
         (
             "require(all(a == b for a, b in ((q, k), (q, k, q))))",

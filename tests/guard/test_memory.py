@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import threading
@@ -15,7 +16,7 @@ import torch
 import llm_op_guard as og
 from llm_op_guard.contract.parse import parse_body
 from llm_op_guard.guard import memory
-from llm_op_guard.guard.interpret import interpreted_check, interpreted_check_after
+from llm_op_guard.guard.interpret import InterpretedCheck
 from llm_op_guard.guard.reading import NotApplicable
 
 
@@ -211,6 +212,55 @@ def test_facts_that_cost_a_look_at_values_are_kept_where_those_are_looked_at() -
         run(wrapper, torch.ones(9, 2, 4))
 
 
+@pytest.mark.parametrize("spelling", ["remember(self, rows=n)", "xs: list[int]\nremember(self, rows=n)"])
+def test_of_calls_that_overlap_nobody_knows_the_last(spelling: str) -> None:
+    class Planner:
+        @og.guard(spelling)
+        async def plan(self, n: int, wait: asyncio.Event | None = None, xs: Any = ()) -> None:
+            if wait is not None:
+                await wait.wait()
+
+        @og.guard(spelling)
+        def nested(self, n: int, xs: Any = ()) -> None:
+            if n:
+                self.nested(n - 1)
+
+        @og.guard("require(n == recall(self, 'rows'), id='as_planned')")
+        def run(self, n: int) -> None: ...
+
+    async def overlap() -> None:
+        planner, event = Planner(), asyncio.Event()
+        first = asyncio.create_task(planner.plan(3, event))
+        await asyncio.sleep(0)
+        await planner.plan(5)
+        event.set()
+        await first
+        planner.run(3)
+        planner.run(5)
+        await planner.plan(4)
+        with pytest.raises(og.GuardError, match="as_planned"):
+            planner.run(5)
+
+    asyncio.run(overlap())
+    planner = Planner()
+    planner.nested(3)
+    planner.run(0)
+    planner.run(3)
+
+
+def test_a_call_that_went_through_a_change_of_policy_remembers_nothing() -> None:
+    @og.guard("remember(self, rows=n)")
+    def switching(self: Any, n: int) -> None:
+        og.disable()
+        self.n = n + 1
+        og.enable()
+
+    wrapper = Wrapper()
+    switching(wrapper, 3)
+    with pytest.raises(NotApplicable):
+        memory.recall(wrapper, "rows")
+
+
 # ---------------------------------------------------------------- the rest of the language
 
 
@@ -309,8 +359,12 @@ def test_with_lists() -> None:
         ("require(recall(x + 1, 'rows') == 1)", "recall takes a parameter or what can be read from one"),
         ("ensure(recall(x, 'rows') == 1)", "after the call nothing of before is recalled: name it first, before = "
          "recall(…)"),
-        ("for v in (x, y):\n    remember(v, rows=1)", "nothing is remembered within a loop"),
-        ("for v in x:\n    remember(v, rows=1)", "a loop over a sequence of the call holds require, ensure and if"),
+        ("for v in (x, y):\n    remember(v, rows=1)", "a loop remembers nothing: remember stands outside"),
+        (
+            "for v in x:\n    remember(v, rows=1)",
+            "a loop over a sequence of the call holds require, ensure and if; it remembers nothing: remember stands "
+            "outside",
+        ),
         ("remember = 3", "'remember' has a meaning in the language; choose another name"),
         ("remembr(x, rows=1)", "unknown statement 'remembr'; did you mean 'remember'?"),
     ],
@@ -333,15 +387,22 @@ def test_the_check_keeps_what_the_definition_says() -> None:
     """
     contract = parse_body(body, "f", ("self", "x", "flag"))
     guarded: Callable[..., None] = og.guard(body)(lambda self, x, flag: None)
-    made = (contract, contract.parameters, frozenset({"A", "B"}), lambda _: None)
-    before, after = interpreted_check(*made), interpreted_check_after(*made)
+    check = InterpretedCheck(
+        contract,
+        contract.parameters,
+        frozenset({"A", "B"}),
+        failed=lambda _: None,
+        failed_after=lambda _: None,
+        tally=lambda: None,
+        jit_state=lambda: None,
+    )
     for x in (torch.ones(2, 4), torch.ones(2, 3), torch.ones(4), torch.ones(0), torch.ones(3)):
         for flag in (True, False, None):
             one, other = Wrapper(), Wrapper()
             one.inner, other.inner = Wrapper(), Wrapper()  # type: ignore[attr-defined]
             with contextlib.suppress(og.GuardError):
                 guarded(one, x, flag)
-            after(None, before(other, x, flag))
+            check.after(None, check.before(other, x, flag))
             for path in ("self", "inner"):
                 mine, its = (owner if path == "self" else owner.inner for owner in (one, other))  # type: ignore[attr-defined]
                 assert facts_of(mine) == facts_of(its)

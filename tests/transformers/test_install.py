@@ -270,7 +270,7 @@ def test_models_of_other_frameworks_are_left_alone() -> None:
 
 def test_an_unknown_library_is_an_error_that_lists_the_known_ones() -> None:
     with pytest.raises(
-        og.InstallError, match=r"nothing is known of 'transfomers'.*transformers.*; known: transformers"
+        og.InstallError, match=r"nothing is known of 'transfomers'.*transformers.*; known: transformers, torch"
     ):
         og.install("transfomers")
     with pytest.raises(og.InstallError, match="known: transformers"):

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import FalconConfig, FalconForCausalLM, LlamaConfig
+from transformers import FalconConfig, FalconForCausalLM, GPTNeoXConfig, LlamaConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention, GPTNeoXRotaryEmbedding
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import (
     LlamaAttention,
@@ -196,6 +197,88 @@ def test_rope_unsqueezed() -> None:
     )
 
 
+def test_rope_swapped() -> None:
+    q, k, cos, sin = rotary()
+    wrong = silently(lambda: apply_rotary_pos_emb(q, k, sin, cos))
+    assert_clearly_wrong(wrong, rotated(q, k, cos, sin), rotated(*doubled(q, k, cos, sin)))
+
+    # Values are looked at where the user wants it.
+    with og.installed("transformers"):
+        assert torch.equal(apply_rotary_pos_emb(q, k, sin, cos)[0], wrong)
+    with og.installed("transformers"), og.policy(B="raise"), pytest.raises(og.GuardError) as caught:
+        apply_rotary_pos_emb(q, k, sin, cos)
+    (violation,) = caught.value.violations
+    assert_says(
+        violation,
+        rule_id="cos_sin_swapped",
+        cost_class="B",
+        certain=True,
+        argument="cos",
+        because="no position has a cosine of 0 at every frequency; position 0 has a sine of 0 at every one",
+        hint="sin was given for cos, and cos for sin",
+    )
+    assert violation.observed.startswith("cos[0, 0] has no true value (of 7, 1 row is wrong)")
+    with og.installed("transformers"), og.policy(B="raise"):
+        apply_rotary_pos_emb(q, k, cos, sin)
+        # Behind position 0 an exchange cannot be told from other positions.
+        apply_rotary_pos_emb(q[:, :, 1:], k[:, :, 1:], sin[:, 1:], cos[:, 1:])
+
+
+def test_rope_partial_full() -> None:
+    parts = GPTNeoXConfig(hidden_size=H * D, num_attention_heads=H, intermediate_size=H * D, num_hidden_layers=1)
+    module = GPTNeoXAttention(parts, layer_idx=3).eval()
+    for linear in (module.query_key_value, module.dense):
+        torch.nn.init.normal_(linear.weight, std=0.3)
+    x, positions = torch.randn(B, L, H * D), torch.arange(L)[None]
+    own = GPTNeoXRotaryEmbedding(parts)(x, positions)
+    full = LlamaRotaryEmbedding(config())(x, positions)
+    assert (own[0].shape[-1], full[0].shape[-1]) == (D // 4, D)
+
+    def call(cos: torch.Tensor, sin: torch.Tensor) -> Any:
+        return module(x, attention_mask=None, position_embeddings=(cos, sin))
+
+    right = call(*own)[0]
+    exact = module.double()(x.double(), attention_mask=None, position_embeddings=doubled(*own))[0]
+    module.float()
+    assert_clearly_wrong(silently(lambda: call(*full)), right, exact)
+
+    assert_says(
+        diagnosed(lambda: call(*full)),
+        operator="GPTNeoXAttention.forward",
+        rule_id="rotary_width",
+        argument="position_embeddings[0]",
+        because="as many columns are rotated as the table has, and this module was made for rotary_ndims",
+        hint="full-width cos and sin given to a module that rotates a part of each head",
+        site="transformers.models.gpt_neox.modeling_gpt_neox.GPTNeoXAttention.forward",
+    )
+    with og.installed("transformers"):
+        assert torch.equal(call(*own)[0], right)
+
+
+def test_rope_layout() -> None:
+    q, k, cos, sin = rotary()
+    q, k = torch.randn(B, L, L, D), torch.randn(B, L, L, D)  # as many heads as tokens
+    right = rotated(q, k, cos, sin)
+    tokens_first = q.transpose(1, 2), k.transpose(1, 2)
+    wrong = silently(lambda: apply_rotary_pos_emb(*tokens_first, cos, sin)).transpose(1, 2)
+    assert_clearly_wrong(wrong, right, rotated(*doubled(q, k, cos, sin)))
+    # The same call is right for other tensors, and the sizes are all there is: docs/transformers.md says so.
+    with og.installed("transformers"), og.policy(B="raise"):
+        assert torch.equal(apply_rotary_pos_emb(*tokens_first, cos, sin)[0].transpose(1, 2), wrong)
+
+    # With another number of heads, today's error names sizes; the guard tells them apart.
+    fewer = q[:, :H].transpose(1, 2), k[:, :H].transpose(1, 2)
+    with pytest.raises(RuntimeError, match="must match the size of tensor"):
+        apply_rotary_pos_emb(*fewer, cos, sin)
+    assert_says(
+        diagnosed(lambda: apply_rotary_pos_emb(*fewer, cos, sin)),
+        rule_id="cos.shape",
+        observed="cos.shape[1] = 7",
+        expected="L = 4",
+        hint="tokens stand where unsqueeze_dim says that heads do",
+    )
+
+
 # ---------------------------------------------------------------- attention
 
 ATTENTION: dict[str, Callable[..., Any]] = {"eager": eager_attention_forward, "sdpa": sdpa_attention_forward}
@@ -312,7 +395,10 @@ def test_attn_mask_not_additive_eager(dtype: torch.dtype) -> None:
         argument="attention_mask",
         observed=f"attention_mask.dtype = {name}",
         expected="floating",
-        because="this attention adds the mask to the scores: 0 keeps a key, a very negative number drops it",
+        because=(
+            "this attention adds the mask to the scores, [batch, heads, queries, keys]: 0 keeps a key, a very negative "
+            "number drops it"
+        ),
         hint=(
             "True/False masks are for SDPA: added to scores they count as 1 and 0"
             if dtype is torch.bool

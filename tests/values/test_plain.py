@@ -12,8 +12,8 @@ from torch._subclasses import FakeTensorMode
 import llm_op_guard  # noqa: F401 - registers the functions
 from llm_op_guard.contract.vocabulary import FUNCTIONS
 from llm_op_guard.guard.functions import IMPLEMENTATIONS
-from llm_op_guard.guard.reading import NotApplicable
-from llm_op_guard.values import plain, texts
+from llm_op_guard.guard.reading import NotApplicable, part
+from llm_op_guard.values import locate, plain, texts
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32]
@@ -311,3 +311,129 @@ def test_taken() -> None:
 def test_rows_that_are_not_there_are_not_taken(x: Any, index: Any) -> None:
     with pytest.raises(NotApplicable):
         plain.taken(x, index)
+
+
+# ---------------------------------------------------------------- numbers as they are
+
+
+@pytest.mark.parametrize(
+    ("dtype", "start", "length"),
+    [
+        (torch.bfloat16, 1, 300),
+        (torch.bfloat16, 255, 50),
+        (torch.float16, 1, 3000),
+        (torch.float32, 2**24 - 100, 300),
+        (torch.float64, 7, 9),
+        (torch.float8_e4m3fn, 3, 20),
+        (torch.uint8, 7, 200),
+        (torch.int8, 0, 300),
+    ],
+)
+def test_counting_up_is_rounded_once(dtype: torch.dtype, start: int, length: int) -> None:
+    x = (torch.arange(length) + start).to(dtype)
+    assert plain.consecutive(x).dtype == dtype
+    assert plain.equal(x, plain.consecutive(x))
+    moved = x.clone()
+    moved[-1] = x[0]
+    assert not plain.equal(moved, plain.consecutive(moved))
+
+
+def test_counting_up_from_unsigned_numbers() -> None:
+    x = torch.tensor([[2**63 - 1, 2**63, 2**63 + 1]], dtype=torch.uint64)
+    assert plain.consecutive(x).tolist() == x.tolist()
+    assert plain.equal(x, plain.consecutive(x))
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.tensor([257.0, 258.0], dtype=torch.float64).bfloat16(),  # 258, then 258: who knows where it began
+        torch.tensor([4096.0, 4096.0]).half(),
+        torch.tensor([True, True]),
+        torch.ones(2, dtype=torch.complex64),
+    ],
+)
+def test_what_cannot_be_counted_up_from_does_not_apply(x: torch.Tensor) -> None:
+    with pytest.raises(NotApplicable):
+        plain.consecutive(x)
+
+
+def of(numbers: list[Any], dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.float64 if dtype.is_floating_point else dtype).to(dtype)
+
+
+EXACT = [
+    # (a, its dtype, b, its dtype, equal)
+    ([70000], torch.int64, [70000.0], torch.float16, False),  # inf
+    ([2049], torch.int64, [2049.0], torch.float16, False),  # 2048
+    ([2048], torch.int64, [2048.0], torch.float16, True),
+    ([2**24 + 1], torch.int32, [2.0**24], torch.float32, False),
+    ([2**53 + 1], torch.int64, [2.0**53], torch.float64, False),
+    ([2**63 - 1], torch.int64, [2.0**63], torch.float64, False),
+    ([-(2**63)], torch.int64, [-(2.0**63)], torch.float64, True),
+    ([2**63], torch.uint64, [2.0**63], torch.float64, True),
+    ([2**63 + 1], torch.uint64, [2.0**63], torch.float64, False),
+    ([2**64 - 1], torch.uint64, [2.0**64], torch.float64, False),
+    ([5], torch.uint64, [5.0], torch.float16, True),
+    ([5], torch.uint64, [-5.0], torch.float16, False),
+    ([2**63], torch.uint64, [-(2**63)], torch.int64, False),
+    ([2**63], torch.uint64, [2**63], torch.uint64, True),
+    ([7], torch.uint64, [7], torch.int8, True),
+    ([7], torch.uint64, [8], torch.int8, False),
+    ([1], torch.bool, [1], torch.int64, True),
+    ([1], torch.bool, [2], torch.uint8, False),
+    ([3], torch.int64, [3.5], torch.float32, False),
+    ([0], torch.int64, [NAN], torch.float32, False),
+    ([0], torch.int64, [-0.0], torch.float32, True),
+    ([1.0], torch.float8_e4m3fn, [1.0], torch.float8_e4m3fn, True),
+    ([1.0], torch.float8_e4m3fn, [1.5], torch.float8_e5m2, False),
+    ([1.0], torch.bfloat16, [1.0009765625], torch.float16, False),
+    ([0.1], torch.float32, [0.1], torch.float64, False),
+    ([1.0], torch.complex64, [1], torch.int64, True),
+    ([2.0**24], torch.complex64, [2**24 + 1], torch.int64, False),
+    ([1 + 1j], torch.complex64, [1], torch.int64, False),
+    ([1 + 1j], torch.complex64, [1 + 1j], torch.complex128, True),
+]
+
+
+@pytest.mark.parametrize(("a", "of_a", "b", "of_b", "same"), EXACT)
+def test_tensors_compare_as_numbers(a: Any, of_a: torch.dtype, b: Any, of_b: torch.dtype, same: bool) -> None:
+    x, y = of(a, of_a) if not of_a.is_complex else torch.tensor(a, dtype=of_a), of(b, of_b)
+    assert plain.equal(x, y) is same
+    assert plain.equal(y, x) is same
+    assert plain.equal(x, y, torch.zeros(1))
+
+
+@pytest.mark.parametrize("x", [[1], [1.0], [NAN], [float("inf")], [True]])
+@pytest.mark.parametrize("bounds", [(0, NAN), (NAN, 5), (NAN, NAN), (-float("inf"), NAN), (NAN, float("inf"))])
+def test_nothing_is_within_bounds_that_are_nan(x: list[Any], bounds: tuple[Any, Any]) -> None:
+    given = torch.tensor(x)
+    assert not plain.within(given, *bounds)
+    assert plain.within(given[:0], *bounds)
+    if x == [1]:
+        assert plain.within(given, *bounds, (1,))
+
+
+def test_no_mode_sees_what_value_functions_do() -> None:
+    class Watching(torch.overrides.TorchFunctionMode):
+        seen: list[Any] = []  # noqa: RUF012
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(2, 3)
+    with Watching():
+        assert plain.FUNCTIONS["finite"](x)
+        assert plain.FUNCTIONS["equal"](part(x, slice(0, 1)), plain.FUNCTIONS["negated"](part(x, slice(1, 2)))) is False
+        assert locate.LOCATORS["within"](x, 0, 1).count == 6  # type: ignore[union-attr]
+        assert Watching.seen == []
+
+
+def test_a_part_with_bounds_beyond_all_numbers(recwarn: pytest.WarningsRecorder) -> None:
+    x = torch.arange(6).reshape(2, 3)
+    assert part(x, slice(None), slice(1, 10**30)).tolist() == [[1, 2], [4, 5]]
+    assert part(x, slice(-(10**30), None)).tolist() == x.tolist()
+    with pytest.raises(NotApplicable):
+        part(x, slice(None, None, 10**30))
+    assert list(recwarn) == []

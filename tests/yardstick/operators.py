@@ -15,6 +15,8 @@ import torch.nn.functional as F  # noqa: N812
 import transformers
 from transformers.cache_utils import StaticCache
 
+import llm_op_guard as og
+
 Tensor = torch.Tensor
 
 
@@ -101,15 +103,22 @@ def slots(positions: Tensor, block_table: Tensor, page: int) -> Tensor:
     return block_table[0, positions // page] * page + positions % page
 
 
-class Planned:
-    """A wrapper in the manner of FlashInfer: `plan` lays out the work, `run` does it."""
+PLANNED_ROWS = """
+    qo_indptr: int32[_]
+    remember(self, rows=last(qo_indptr))
+"""
 
-    def __init__(self, *indptr: int) -> None:
-        self.qo_indptr = torch.tensor(indptr, dtype=torch.int32)
+
+class Planned:
+    """A wrapper in the manner of FlashInfer: `plan` lays out the work, `run` does it; what was planned is its own."""
+
+    @og.guard(PLANNED_ROWS)
+    def plan(self, qo_indptr: Tensor) -> None:
+        self._rows = int(qo_indptr[-1])
 
     def run(self, q: Tensor) -> Tensor:
         out = torch.full_like(q, math.nan)
-        out[: self.qo_indptr[-1]] = q[: self.qo_indptr[-1]]
+        out[: self._rows] = q[: self._rows]
         return out
 
 

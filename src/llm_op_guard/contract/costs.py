@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Container
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from llm_op_guard.contract.expressions import LOOPS, calls_in, names_in
 from llm_op_guard.contract.loops import written_out
@@ -26,30 +27,65 @@ from llm_op_guard.contract.walk import binders, paths_in_type, solvable, tensor_
 def classified(contract: Contract) -> tuple[Clause, ...]:
     """Infer from everything a clause reads what it costs, whether it waits for the result, and whether it is eager."""
     clauses = list(contract.clauses)
-    bound_by = binders(contract)
-    changed = True
-    while changed:
-        changed = False
-        costs, late, untraced = _name_properties(contract, clauses, bound_by)
-        for index, clause in enumerate(clauses):
-            names, functions = _reads(clause, contract.symbols)
-            statement = clause.statement
-            waits = isinstance(statement, Remember) or (isinstance(statement, Require) and statement.promised)
-            after = waits or "result" in names or any(late.get(name, False) for name in names)
-            eager = (
-                isinstance(statement, Remember)
-                or any(f in FUNCTIONS and FUNCTIONS[f].eager for f in functions)
-                or any(untraced.get(name, False) for name in names)
-            )
-            found = replace(
-                clause,
-                cost_class=max([*(_cost(f, contract) for f in functions), *(costs.get(n, "A") for n in names), "A"]),
-                after_call=after or clause.after_call,
-                eager=eager or clause.eager,
-            )
-            changed |= found != clause
-            clauses[index] = found
+    reads = [_reads(clause, contract.symbols) for clause in clauses]
+    readers: dict[str, list[int]] = {}
+    for index, (names, _) in enumerate(reads):
+        for name in names:
+            readers.setdefault(name, []).append(index)
+    givers = _givers(contract)
+    given: dict[int, list[str]] = {}
+    for name, indices in givers.items():
+        for index in indices:
+            given.setdefault(index, []).append(name)
+    known = {name: _Property.of(clauses[index] for index in indices) for name, indices in givers.items()}
+    waiting = list(range(len(clauses)))
+    while waiting:
+        index = waiting.pop()
+        clause = clauses[index]
+        found = _classified(clause, *reads[index], known, contract)
+        if found == clause:
+            continue
+        clauses[index] = found
+        for name in given.get(index, ()):
+            now = _Property.of(clauses[giver] for giver in givers[name])
+            if now != known[name]:
+                known[name] = now
+                waiting += readers.get(name, ())
     return tuple(clauses)
+
+
+class _Property(NamedTuple):
+    """What is known of a symbol or assigned name: the class of the cheapest place that gives it, whether all places
+    wait for the result, and whether all are eager.
+    """
+
+    cost_class: CostClass
+    late: bool
+    eager: bool
+
+    @classmethod
+    def of(cls, places: Iterable[Clause]) -> _Property:
+        clauses = list(places)
+        return cls(
+            min(clause.cost_class for clause in clauses),
+            all(clause.after_call for clause in clauses),
+            all(clause.eager for clause in clauses),
+        )
+
+
+def _classified(
+    clause: Clause, names: set[str], functions: set[str], known: Mapping[str, _Property], contract: Contract
+) -> Clause:
+    statement = clause.statement
+    waits = isinstance(statement, Remember) or (isinstance(statement, Require) and statement.promised)
+    read = [known[name] for name in names if name in known]
+    own = isinstance(statement, Remember) or any(f in FUNCTIONS and FUNCTIONS[f].eager for f in functions)
+    return replace(
+        clause,
+        cost_class=max([*(_cost(f, contract) for f in functions), *(name.cost_class for name in read), "A"]),
+        after_call=clause.after_call or waits or "result" in names or any(name.late for name in read),
+        eager=clause.eager or own or any(name.eager for name in read),
+    )
 
 
 def _cost(function: str, contract: Contract) -> CostClass:
@@ -82,28 +118,23 @@ def check_costs(contract: Contract) -> None:
                     )
 
 
-def _name_properties(
-    contract: Contract, clauses: list[Clause], bound_by: list[tuple[str, Clause]]
-) -> tuple[dict[str, CostClass], dict[str, bool], dict[str, bool]]:
-    """For each symbol and assigned name: the class of the cheapest place that gives it, whether all wait for the
-    result, and whether all are eager.
-    """
-    current = dict(zip((id(c.statement) for c in contract.clauses), clauses, strict=True))
-    givers: dict[str, list[Clause]] = {}
+def _givers(contract: Contract) -> dict[str, list[int]]:
+    """For each symbol and assigned name, the clauses that give it, by number."""
+    number = {id(clause): index for index, clause in enumerate(contract.clauses)}
+    bound_by = binders(contract)
+    bound = {symbol for symbol, _ in bound_by}
+    givers: dict[str, list[int]] = {}
     for symbol, clause in bound_by:
-        givers.setdefault(symbol, []).append(current[id(clause.statement)])
+        givers.setdefault(symbol, []).append(number[id(clause)])
     for expr, clause in solvable(contract):
         for name in names_in(expr.node):
-            if name in contract.symbols and name not in {symbol for symbol, _ in bound_by}:
-                givers.setdefault(name, []).append(current[id(clause.statement)])
-    for clause in clauses:
+            if name in contract.symbols and name not in bound:
+                givers.setdefault(name, []).append(number[id(clause)])
+    for index, clause in enumerate(contract.clauses):
         if isinstance(clause.statement, Assign):
             for name in clause.statement.names:
-                givers.setdefault(name, []).append(clause)
-    costs: dict[str, CostClass] = {name: min(clause.cost_class for clause in places) for name, places in givers.items()}
-    late = {name: all(c.after_call for c in places) for name, places in givers.items()}
-    untraced = {name: all(c.eager for c in places) for name, places in givers.items()}
-    return costs, late, untraced
+                givers.setdefault(name, []).append(index)
+    return {name: list(dict.fromkeys(places)) for name, places in givers.items()}
 
 
 def _reads(clause: Clause, symbols: Container[str]) -> tuple[set[str], set[str]]:

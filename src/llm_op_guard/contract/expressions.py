@@ -177,6 +177,11 @@ def _check_compare(node: ast.Compare, source: Source) -> None:
                 raise source.error("behind `in` stands a tuple, a set of dtypes or a shape", right)
             if _is_dtype_set(right):
                 continue
+            if isinstance(right, ast.Tuple | ast.List):
+                for item in right.elts:
+                    if not _is_dtype_set(item):
+                        check_expression(item.value if isinstance(item, ast.Starred) else item, source)
+                continue
         if _is_dtype_set(right):
             raise source.error(f"{ast.unparse(right)} is a set of dtypes: use `in`", right)
         check_expression(right, source)

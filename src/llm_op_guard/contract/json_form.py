@@ -12,13 +12,12 @@ import keyword
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path as FilePath
 from typing import Any
 
 from llm_op_guard.contract.expressions import suggestion
 from llm_op_guard.contract.json_document import Document, Pointer
 from llm_op_guard.contract.model import Assign, Contract, Declare, Expr, For, If, Reason, Remember, Require, Statement
-from llm_op_guard.contract.parse import MAX_CHARACTERS, MAX_NESTING, parse_stubs, read_text
+from llm_op_guard.contract.parse import MAX_CHARACTERS, MAX_NESTING, parse_stubs
 from llm_op_guard.contract.source import Source
 from llm_op_guard.errors import ContractError
 
@@ -98,16 +97,11 @@ def _text_data(text: Expr) -> str | dict[str, str]:
 # ---------------------------------------------------------------- JSON → contracts
 
 
-def parse_json_file(path: str | FilePath) -> dict[str, Contract]:
-    """Read a file of the JSON form: its contracts by name.
+def parse_json(text: str, file: str = "<contract>") -> dict[str, Contract]:
+    """Read the text of a file of the JSON form: its contracts by name.
 
     Raises ContractError, with the place in the file and the keys that lead there, when anything in it is wrong.
     """
-    return parse_json(read_text(FilePath(path)), str(path))
-
-
-def parse_json(text: str, file: str = "<contract>") -> dict[str, Contract]:
-    """Read the text of a file of the JSON form."""
     document = Document(Source(file, text), MAX_CHARACTERS)
     lines = list(_Writer(document).file())
 

@@ -122,6 +122,13 @@ def unrolled(statement: For, source: Source) -> Iterator[Statement]:
     yield from _quantified(statement.body, statement, (), source)
 
 
+_NOT_HELD: dict[type[Statement], str] = {
+    Assign: "gives no names: write the expression in place of the name",
+    Declare: "declares nothing: a declaration stands outside, and x: list[type] speaks of every item",
+    Remember: "remembers nothing: remember stands outside",
+}
+
+
 def _depth(statement: Statement) -> int:
     """How many loops stand within each other."""
     match statement:
@@ -164,8 +171,7 @@ def _substituted(
                 whole = type(path)(root.root, (*root.steps, *steps))
                 yield Declare(whole, statement.type, statement.reason, statement.place)
             case Assign() | Remember():
-                what = "a name is not given" if isinstance(statement, Assign) else "nothing is remembered"
-                raise source.error(f"{what} within a loop", statement.place)
+                raise source.error(f"a loop {_NOT_HELD[type(statement)]}", statement.place)
             case For():
                 iterable = Expr.of(_replaced(statement.iterable.node, bound, source))
                 inner_loop = For(statement.target, iterable, statement.body, statement.place)
@@ -199,4 +205,7 @@ def _quantified(
                 refuted = ast.copy_location(ast.UnaryOp(ast.Not(), test.node), test.node)
                 yield from _quantified(orelse, loop, (*conditions, refuted), source)
             case _:
-                raise source.error("a loop over a sequence of the call holds require, ensure and if", statement.place)
+                instead = f"; it {_NOT_HELD[type(statement)]}" if type(statement) in _NOT_HELD else ""
+                raise source.error(
+                    f"a loop over a sequence of the call holds require, ensure and if{instead}", statement.place
+                )

@@ -179,7 +179,7 @@ class Judge:
         return Outcomes(state, state, state)
 
     def _equality(self, left: ast.expr, right: ast.expr, state: State) -> Outcomes:
-        a, b = self._value(left, state), self._value(right, state)
+        a, b = self._compared(left, state), self._compared(right, state)
         both = a.meet(b).there
         both = replace(both, numbers=replace(both.numbers, nan=False))
         return Outcomes(
@@ -187,6 +187,12 @@ class Judge:
             self._known2(state, (left, a.minus(b).there), (right, b.minus(a).there)),
             self._unread((left, a), (right, b), state),
         )
+
+    def _compared(self, node: ast.expr, state: State) -> Possible:
+        """What is compared can be: something that is read and is None is as good as absent."""
+        value = self._value(node, state)
+        read = isinstance(node, ast.Name | ast.Attribute | ast.Subscript)
+        return replace(value, none=False, absent=True) if read and value.none else value
 
     def _unread(self, left: tuple[ast.expr, Possible], right: tuple[ast.expr, Possible], state: State) -> State | None:
         """What holds where one of two has no value that is compared."""
@@ -196,7 +202,7 @@ class Judge:
 
     def _order(self, low: ast.expr, high: ast.expr, state: State, *, strict: bool) -> Outcomes:
         """`low < high`; where not `strict`, `low <= high`."""
-        a, b = self._value(low, state), self._value(high, state)
+        a, b = self._compared(low, state), self._compared(high, state)
         below, above = _ordered(a, b, strict=strict)
         not_above, not_below = _ordered(b, a, strict=not strict)
         if not b.numbers.is_empty and a.numbers.nan:  # NaN is neither below nor above
@@ -217,14 +223,16 @@ class Judge:
         )
 
     def _membership(self, left: ast.expr, right: ast.expr, state: State) -> Outcomes:
-        value = self._value(left, state)
-        match right:
-            case ast.Name(id=name) if name in DTYPE_SETS:
-                members = [Possible.of_dtype(known) for known in dtype_names(DtypeSet(name))]
-            case ast.Tuple(elts=items) | ast.List(elts=items) if not any(isinstance(i, ast.Starred) for i in items):
-                members = [self._value(item, state) for item in items]
-            case _:
+        value = self._compared(left, state)
+        items = right.elts if isinstance(right, ast.Tuple | ast.List) else [right]
+        members: list[Possible] = []
+        for item in items:
+            if isinstance(item, ast.Name) and item.id in DTYPE_SETS:
+                members += [Possible.of_dtype(known) for known in dtype_names(DtypeSet(item.id))]
+            elif item is right or isinstance(item, ast.Starred):
                 return Outcomes(state, state, state)
+            else:
+                members.append(self._value(item, state))
         rest = value
         for member in members[:_LARGEST_PART]:
             rest = rest.minus(member)

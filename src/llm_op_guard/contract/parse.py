@@ -28,7 +28,7 @@ from llm_op_guard.contract.model import Assign, Contract, Declare, Expr, For, If
 from llm_op_guard.contract.path import Path, path_of
 from llm_op_guard.contract.source import Place, Source
 from llm_op_guard.contract.types import parse_type
-from llm_op_guard.contract.validate import validated
+from llm_op_guard.contract.validate import validated, written_length
 from llm_op_guard.contract.vocabulary import (
     DEVICE_TYPES,
     DTYPE_NAMES,
@@ -39,19 +39,13 @@ from llm_op_guard.contract.vocabulary import (
 )
 from llm_op_guard.errors import GUARD_ERRORS, ContractError
 
-# Far above any real contract; keeps a hostile text from exhausting the parser.
+# Far above any real contract; they keep a hostile text from exhausting the parser, or whoever waits for it.
 MAX_CHARACTERS = 500_000
 MAX_NESTING = 60
+# Names, numbers, operators and the like, as `ast` counts them.
+MAX_PARTS = 50_000
 
 _WHERE_IMPORTS_STAND = "imports stand at the top of a contract file, or of a contract that is no stub"
-
-
-def parse_file(path: str | FilePath) -> dict[str, Contract]:
-    """Read a `.contract` file: one contract for each stub, by name.
-
-    Raises ContractError when the file cannot be read as UTF-8 text or any contract in it is wrong.
-    """
-    return parse_stubs(read_text(FilePath(path)), str(path))
 
 
 def read_text(file: FilePath) -> str:
@@ -69,6 +63,7 @@ def parse_stubs(text: str, file: str = "<contract>", source: Source | None = Non
     source, _, statements = _opened(source or Source(file, text))
     contracts: dict[str, Contract] = {}
     constants: dict[str, Any] = {}
+    characters = 0
     for node in statements:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)]):
@@ -77,6 +72,9 @@ def parse_stubs(text: str, file: str = "<contract>", source: Source | None = Non
                 if node.name in contracts:
                     raise source.error(f"a second contract is named {node.name!r}; names in one file differ", node)
                 contracts[node.name] = _stub(node, source, constants)
+                characters += sum(written_length(clause) for clause in contracts[node.name].clauses)
+                if characters > MAX_CHARACTERS:
+                    raise source.error(f"written out, the contracts have more than {MAX_CHARACTERS} characters", node)
             case ast.Import() | ast.ImportFrom():
                 raise source.error(_WHERE_IMPORTS_STAND, node)
             case _:
@@ -184,8 +182,11 @@ def _syntax(source: Source) -> list[ast.stmt]:
         raise source.error_at(f"not Python syntax: {error.msg}", error.lineno or 1, offset) from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise source.error(f"cannot be read: {str(error) or 'nested too deeply'}") from None
+    parts = 0
     for statement in module.body:
-        _limit_nesting(statement, source)
+        parts += _parts(statement, source)
+        if parts > MAX_PARTS:
+            raise source.error(f"the text is too large: at most {MAX_PARTS} names, numbers, operators …", statement)
     return module.body
 
 
@@ -229,12 +230,15 @@ def _imported(node: ast.stmt, source: Source) -> Iterator[tuple[str, str]]:
         yield alias.name, node.module
 
 
-def _limit_nesting(statement: ast.stmt, source: Source) -> None:
+def _parts(statement: ast.stmt, source: Source) -> int:
+    """How many parts a statement has; raises ContractError where they stand too deep within each other."""
+    parts = 0
     level: list[ast.AST] = [statement]
     for _ in range(MAX_NESTING):
+        parts += len(level)
         level = [child for node in level for child in ast.iter_child_nodes(node)]
         if not level:
-            return
+            return parts
     raise source.error(f"nested deeper than {MAX_NESTING} levels", statement)
 
 

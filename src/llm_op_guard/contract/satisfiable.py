@@ -13,7 +13,7 @@ declared `float`.
 from __future__ import annotations
 
 import ast
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
@@ -84,20 +84,17 @@ class Conflict:
         return len(self.clauses) == 1 and not self.tests
 
 
-def check_satisfiable(contract: Contract, solved: Container[str]) -> None:
-    """Raise ContractError for rules that no call can keep.
-
-    `solved` are the symbols that a dimension expression may tell: such a value need not be a size.
-    """
-    found = conflict(contract, solved)
+def check_satisfiable(contract: Contract) -> None:
+    """Raise ContractError for rules that no call can keep."""
+    found = conflict(contract)
     if found is not None:
         raise _error(found, contract)
 
 
-def conflict(contract: Contract, solved: Container[str]) -> Conflict | None:
+def conflict(contract: Contract) -> Conflict | None:
     """The first rules of a contract that no call can keep, if any."""
     try:
-        return _Search(contract, solved).conflict()
+        return _Search(contract).conflict()
     except TooMuch:
         return None
 
@@ -151,16 +148,17 @@ class _Level:
 class _Search:
     """Goes through the paths of a contract, those before the call first."""
 
-    def __init__(self, contract: Contract, solved: Container[str]) -> None:
+    def __init__(self, contract: Contract) -> None:
         self.contract = contract
-        self.solved = solved
         self.steps = Steps()
         self.parameters = frozenset(contract.parameters)
         self.paths: dict[str, Path] = {}
         self.declared: dict[tuple[bool, str], list[Clause]] = {}
+        self.shown: dict[int, set[str]] = {}
         for clause in contract.clauses:
             if isinstance(clause.statement, Declare) and clause.certain:
-                for name in {clause.statement.path.root, *_shown(clause.statement.type)}:
+                shown = self.shown[id(clause)] = _shown(clause.statement.type)
+                for name in {clause.statement.path.root, *shown}:
                     self.declared.setdefault((clause.after_call, name), []).append(clause)
         # What is known before the call and cannot change in it.
         self.lasting: dict[str, list[_Fact]] = {}
@@ -248,7 +246,7 @@ class _Search:
             return Possible.of(self.contract.constants[path.root])
         if kind == "dtype" and not path.steps:
             return _DTYPE.join(ABSENT)
-        if kind == "size" and not path.steps and path.root not in self.solved:
+        if kind == "size" and not path.steps:
             return _SIZE.join(ABSENT)
         return ANYTHING
 
@@ -274,11 +272,10 @@ class _Search:
             value = _within(declared, path.steps[len(at.steps) :])
             return value if always_there else value.join(ABSENT)
         kind = self.contract.symbols.get(path.root)
-        if not path.steps and always_there and path.root in _shown(declared):
+        if not path.steps and always_there and path.root in self.shown[id(clause)]:
             if kind == "dtype":
                 return _DTYPE
-            # Where the declaration stands in a branch, an expression may have told the symbol before.
-            if kind == "size" and (not clause.conditions or path.root not in self.solved):
+            if kind == "size":
                 return _SIZE
         return None
 

@@ -49,8 +49,6 @@ def _alternatives(node: ast.expr, source: Source) -> list[Alternative]:
     match node:
         case ast.BinOp(op=ast.BitOr(), left=left, right=right):
             return [*_alternatives(left, source), *_alternatives(right, source)]
-        case ast.Call(func=ast.Name(id="optional"), args=[inner], keywords=[]):
-            return [NoneType(), *_alternatives(inner, source)]
         case ast.Subscript(value=ast.Name(id="optional"), slice=inner):
             return [NoneType(), *_alternatives(inner, source)]
     return [_alternative(node, source)]
@@ -65,10 +63,8 @@ def _alternative(node: ast.expr, source: Source) -> Alternative:
             return LiteralType(value, text)
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
             return LiteralType(-value, text)
-        case ast.Name(id=name) if name in SCALAR_TYPES and name != "bool":
+        case ast.Name(id=name) if name in SCALAR_TYPES:
             return ScalarType(name)
-        case ast.Name(id="bool"):
-            return ScalarType("bool")
         case ast.Call(func=ast.Name(id="like"), args=[inner], keywords=[]):
             path = path_of(inner)
             if path is None:

@@ -44,9 +44,13 @@ from llm_op_guard.contract.model import (
 from llm_op_guard.contract.satisfiable import check_satisfiable
 from llm_op_guard.contract.solve import inverse
 from llm_op_guard.contract.source import Place, Source
-from llm_op_guard.contract.uses import check_uses
+from llm_op_guard.contract.uses import Uses
 from llm_op_guard.contract.vocabulary import DEVICE_TYPES, DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, KEYWORDS, dtype_names
 from llm_op_guard.contract.walk import binders, declared_paths, items_of, paths_in_type, solvable, tensor_types
+
+# Far above any real contract; what is done for one is not always linear in these.
+MAX_CLAUSES = 2000
+MAX_WRITTEN = 200_000
 
 # Names that an expression may use for what they are: dtypes and sets of them.
 _CONSTANTS = frozenset({*DTYPE_NAMES, *DTYPE_SETS})
@@ -54,23 +58,25 @@ _CONSTANTS = frozenset({*DTYPE_NAMES, *DTYPE_SETS})
 
 def validated(contract: Contract) -> Contract:
     """The same contract with its symbols, clauses and rules filled in; raises ContractError for what is refused."""
-    clauses = tuple(_flatten(contract.body, (), contract.source))
+    clauses = _limited(_flatten(contract.body, (), contract.source), contract.source)
     contract = replace(contract, clauses=clauses)
     symbols = _symbols(contract)
     contract = replace(contract, symbols=symbols)
-    for clause in clauses:
-        _check_names(clause, contract)
-        check_uses(clause, contract)
+    contract = replace(contract, clauses=classified(contract))
+    uses, names = Uses(contract), _Names(contract)
+    for clause in contract.clauses:
+        _check_names(clause, contract, names)
+        uses.check(clause)
         if isinstance(clause.statement, Declare):
             _check_type(clause.statement.type, clause.statement, contract)
     _check_assignments(contract)
+    _check_spelling(contract)
     _check_binders(contract)
-    contract = replace(contract, clauses=classified(contract))
     check_costs(contract)
     _check_memory(contract)
     rules = tuple(rule for clause in contract.clauses for rule in _rules(clause))
     _check_repeated(rules, contract)
-    check_satisfiable(contract, solved={name for expr, _ in solvable(contract) for name in names_in(expr.node)})
+    check_satisfiable(contract)
     # One rule may stand in several branches.
     return replace(contract, rules=tuple({rule.id: rule for rule in reversed(rules)}.values())[::-1])
 
@@ -94,6 +100,28 @@ def _flatten(body: Iterable[Statement], conditions: tuple[Condition, ...], sourc
             case Remember(facts=facts):
                 written = tuple((name, written_out(expr, source)) for name, expr in facts)
                 yield Clause(replace(statement, facts=written), conditions)
+
+
+def _limited(clauses: Iterator[Clause], source: Source) -> tuple[Clause, ...]:
+    """All the clauses; raises ContractError where they are too many, or too long with the tests they stand behind."""
+    found: list[Clause] = []
+    characters = 0
+    for clause in clauses:
+        found.append(clause)
+        characters += written_length(clause)
+        if len(found) > MAX_CLAUSES:
+            problem = f"the contract has more than {MAX_CLAUSES} statements, loops written out"
+            raise source.error(problem, clause.statement.place)
+        if characters > MAX_WRITTEN:
+            problem = f"written out, the contract has more than {MAX_WRITTEN} characters"
+            raise source.error(problem, clause.statement.place)
+    return tuple(found)
+
+
+def written_length(clause: Clause) -> int:
+    """How many characters the expressions of a clause have, with the tests of the branches that it stands in."""
+    tests = (condition.test for condition in clause.conditions)
+    return sum(len(expr.text) for expr in (*tests, *_expressions(clause.statement)))
 
 
 def exclusive(a: Iterable[Condition], b: Iterable[Condition]) -> bool:
@@ -154,10 +182,17 @@ def _expressions(statement: Leaf) -> Iterator[Expr]:
         yield from (text for text in (statement.reason.because, statement.reason.hint) if text is not None)
 
 
-def _check_names(clause: Clause, contract: Contract) -> None:
-    named = {*contract.parameters, *contract.assigned, *contract.symbols, *contract.constants}
-    known = {*named, *_CONSTANTS, *DEVICE_TYPES, "result"}
-    roots = {*contract.parameters, *contract.assigned, "result"}
+class _Names:
+    """The names that expressions of a contract may use (`known`), and those that its paths may begin with (`roots`)."""
+
+    def __init__(self, contract: Contract) -> None:
+        self.roots = frozenset({*contract.parameters, *contract.assigned, "result"})
+        named = {*self.roots, *contract.symbols, *contract.constants}
+        self.known = frozenset({*named, *_CONSTANTS, *DEVICE_TYPES})
+
+
+def _check_names(clause: Clause, contract: Contract, names: _Names) -> None:
+    known, roots = names.known, names.roots
     statement = clause.statement
     for expr in (*_expressions(statement), *(condition.test for condition in clause.conditions)):
         for name, place in names_in(expr.node).items():
@@ -273,14 +308,24 @@ def _dtype_meets(a: Dtype, b: Dtype) -> bool:
 
 def _check_binders(contract: Contract) -> None:
     known = {symbol for symbol, _ in binders(contract)}
-    grown = True
-    while grown:
-        grown = False
-        for expr, _ in solvable(contract):
-            unknown = [n for n in names_in(expr.node) if n in contract.symbols and n not in known]
-            if len(unknown) == 1 and inverse(expr.node, unknown[0]) is not None:
-                known.add(unknown[0])
-                grown = True
+    # What each expression waits for, and which expressions wait for a symbol.
+    missing: dict[int, set[str]] = {}
+    waiting: dict[str, list[int]] = {}
+    exprs = [expr for expr, _ in solvable(contract)]
+    for number, expr in enumerate(exprs):
+        missing[number] = {name for name in names_in(expr.node) if name in contract.symbols and name not in known}
+        for name in missing[number]:
+            waiting.setdefault(name, []).append(number)
+    ready = [number for number, names in missing.items() if len(names) == 1]
+    while ready:
+        number = ready.pop()
+        for name in missing[number] - known:  # one, or none any more
+            if inverse(exprs[number].node, name) is not None:
+                known.add(name)
+                for other in waiting[name]:
+                    missing[other].discard(name)
+                    if len(missing[other]) == 1:
+                        ready.append(other)
     for name, kind in contract.symbols.items():
         if name not in known:
             raise contract.source.error(
@@ -303,6 +348,44 @@ def _first_use(name: str, contract: Contract) -> Place | None:
         if re.search(rf"\b{name}\b", clause.statement.text):
             return contract.source.within(clause.statement.place, name)
     return None
+
+
+def _check_spelling(contract: Contract) -> None:
+    """Refuse a size that stands once and is a parameter misspelt: it would take any value."""
+    for name, kind in contract.symbols.items():
+        near = [p for p in contract.parameters if _is_misspelt(name, p)] if kind == "size" and name.islower() else []
+        if near and _occurrences(name, contract) == 1:
+            problem = f"{name!r} stands here only and says nothing; did you mean {near[0]!r}?"
+            raise contract.source.error(problem, _first_use(name, contract))
+
+
+def _is_misspelt(name: str, meant: str) -> bool:
+    """Whether a name is another but for underscores, or for one letter of one word, left out or swapped with the next.
+
+    Another letter (`q_len`, `k_len`) and an s at the end (`block_size`, `block_sizes`) make another name.
+    """
+    if name.replace("_", "") == meant.replace("_", ""):
+        return name != meant
+    words, others = name.split("_"), meant.split("_")
+    differing = [pair for pair in zip(words, others, strict=False) if pair[0] != pair[1]]
+    if len(words) != len(others) or len(differing) != 1:
+        return False
+    short, long = sorted(differing[0], key=len)
+    if len(long) < _SHORTEST_MISSPELT or f"{short}s" == long:
+        return False
+    left_out = {long[:i] + long[i + 1 :] for i in range(len(long))}
+    swapped = {long[:i] + long[i + 1] + long[i] + long[i + 2 :] for i in range(len(long) - 1)}
+    return short in left_out | swapped
+
+
+# Of shorter words one may well be another.
+_SHORTEST_MISSPELT = 4
+
+
+def _occurrences(name: str, contract: Contract) -> int:
+    conditions = (condition.test.text for clause in contract.clauses for condition in clause.conditions)
+    texts = (*conditions, *(clause.statement.text for clause in contract.clauses))
+    return sum(len(re.findall(rf"\b{name}\b", text)) for text in texts)
 
 
 # ---------------------------------------------------------------- rules

@@ -16,6 +16,7 @@ from llm_op_guard.contract.model import (
     Like,
     ListType,
     RestOf,
+    ScalarType,
     Size,
     TensorType,
     TupleType,
@@ -109,5 +110,17 @@ def solvable(contract: Contract) -> list[tuple[Expr, Clause]]:
         if isinstance(clause.statement, Declare)
         for tensor in tensor_types(clause.statement.type)
         for dim in tensor.dims or ()
-        if isinstance(dim, Size) and dim.expr.symbol is None and set(names_in(dim.expr.node)) & set(contract.symbols)
+        if isinstance(dim, Size)
+        and dim.expr.symbol is None
+        and not contract.symbols.keys().isdisjoint(names_in(dim.expr.node))
     ]
+
+
+def numbers_declared(contract: Contract) -> frozenset[str]:
+    """The parameters that are declared as numbers, or as numbers among other things."""
+    return frozenset(
+        clause.statement.path.root
+        for clause in contract.clauses
+        if isinstance(clause.statement, Declare)
+        and any(isinstance(a, ScalarType) and a.text in ("int", "float") for a in clause.statement.type.alternatives)
+    )

@@ -6,7 +6,7 @@ Nothing here looks at the order of statements: sightings are collected again and
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,8 +90,11 @@ class Bindings:
             before = (dict(self.values.symbols), dict(self.values.assigned))
             # By signature, not by statement: which of two is believed must not depend on the order of statements.
             self.observations = sorted([*self._sightings(), *solved], key=self._by_signature)
+            votes = list(self._votes())
             self.values.symbols = {
-                name: _reference([o for o in self.observations if o.symbol == name])
+                name: _reference(
+                    [o for o in self.observations if o.symbol == name], [o for o in votes if o.symbol == name]
+                )
                 for name in dict.fromkeys(o.symbol for o in self.observations)
             }
             # The call may have changed its arguments in place: what was seen before it counts.
@@ -122,6 +125,19 @@ class Bindings:
     def unknown_in(self, expr: Expr) -> list[str]:
         """The symbols of an expression that have no value."""
         return [n for n in names_in(expr.node) if n in self.contract.symbols and n not in self.values.symbols]
+
+    def misfits(self, clauses: Iterable[Clause]) -> set[str]:
+        """The arguments that are not of the type that these clauses declare them as for certain."""
+        found: set[str] = set()
+        for clause in clauses:
+            match clause.statement:
+                case Declare(path=Path(root=root, steps=()), type=declared) if root in self.values.arguments:
+                    value = self.values.arguments[root]
+                    chosen = committed(declared, value)
+                    fitting = chosen is not None and fits(chosen, value)
+                    if not fitting and clause.certain and self.applies(clause):
+                        found.add(root)
+        return found
 
     def _tensors(self) -> Iterator[tuple[Declare, Path, TensorType, Any]]:
         """Every tensor that fits its declaration as far as kind and rank go."""
@@ -165,21 +181,41 @@ class Bindings:
 
     def _solutions(self) -> Iterator[Observation]:
         """Turn round every dimension expression whose one unknown nothing else has told."""
-        for _, path, tensor, value in self._tensors():
+        for statement, path, expr, axis, observed in self._expressions():
+            unknown = self.unknown_in(expr)
+            if len(unknown) != 1:
+                continue
+            where = f"{path}.shape[{axis}]"
+            try:
+                answer = self._solved(expr, unknown[0], observed)
+            except INAPPLICABLE:
+                continue
+            except Broken as broken:
+                self.unsolvable[where, expr.text] = str(broken)
+                continue
+            if answer is not None:
+                yield Observation(unknown[0], answer, where, str(path), statement.reason.certain)
+
+    def _votes(self) -> Iterator[Observation]:
+        """What dimension expressions of one symbol and nothing else that is learnt say of it: `S + 1`, `2 * D`."""
+        learnt = {*self.contract.symbols, *self.contract.assigned}
+        for statement, path, expr, axis, observed in self._expressions():
+            names = list(learnt.intersection(names_in(expr.node)))
+            if expr.symbol is not None or len(names) != 1:
+                continue
+            try:
+                answer = self._solved(expr, names[0], observed)
+            except (*INAPPLICABLE, Broken):
+                continue
+            if answer is not None:
+                yield Observation(names[0], answer, f"{path}.shape[{axis}]", str(path), statement.reason.certain)
+
+    def _expressions(self) -> Iterator[tuple[Declare, Path, Expr, int, Any]]:
+        """Every dimension that equals an expression, and the size seen there."""
+        for statement, path, tensor, value in self._tensors():
             for dim, axis, observed in aligned(tensor, value.shape):
-                unknown = self.unknown_in(dim.expr) if isinstance(dim, Size) else []
-                if not isinstance(dim, Size) or len(unknown) != 1:
-                    continue
-                where = f"{path}.shape[{axis}]"
-                try:
-                    answer = self._solved(dim.expr, unknown[0], observed)
-                except INAPPLICABLE:
-                    continue
-                except Broken as broken:
-                    self.unsolvable[where, dim.expr.text] = str(broken)
-                    continue
-                if answer is not None:
-                    yield Observation(unknown[0], answer, where, str(path))
+                if isinstance(dim, Size):
+                    yield statement, path, dim.expr, axis, observed
 
     def _solved(self, expr: Expr, unknown: str, observed: Any) -> Any:
         steps = inverse(expr.node, unknown)
@@ -285,13 +321,17 @@ def symbols_of(dim: Dim) -> set[str]:
 # ---------------------------------------------------------------- agreement
 
 
-def _reference(seen: list[Observation]) -> Any:
-    """Which of several sightings to believe: of certain declarations; not 1, not meta; the majority; the first."""
+def _reference(seen: list[Observation], votes: list[Observation]) -> Any:
+    """Which of several sightings to believe: of certain declarations; not 1, not meta; the majority, in which what
+    expressions say counts too; the first.
+    """
     values = [o.value for o in seen if o.certain] or [o.value for o in seen]
+    more = [o.value for o in votes if o.certain]
     # What was broadcast or left without its contents is the likelier mistake.
     others = [value for value in values if value != 1 and getattr(value, "type", None) != "meta"] or values
     # By counting: a size that is a symbol of a traced program cannot be hashed.
-    return max(others, key=lambda value: sum(1 for other in others if other == value))  # the first of equals
+    voting = [*others, *more]
+    return max(others, key=lambda value: sum(1 for other in voting if other == value))  # the first of equals
 
 
 def _same(before: tuple[dict[str, Any], dict[str, Any]], now: tuple[dict[str, Any], dict[str, Any]]) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, cast
 from llm_op_guard.contract.vocabulary import DTYPE_NAMES
 from llm_op_guard.guard import functions, memory, reading
 from llm_op_guard.guard.evaluate import dtype_values, dtypes_named, evaluated
-from llm_op_guard.guard.source import CHECK, CheckSource
+from llm_op_guard.guard.source import CHECK, CheckSource, names_in_code
 
 _serial = itertools.count(1)
 
@@ -43,7 +43,8 @@ def keep_source(code: CodeType, source: str) -> None:
 
 def compile_check(source: CheckSource, label: str, hooks: dict[str, Any]) -> FunctionType:
     """The function for a check's source. `hooks` are what it calls when it does not come to a plain yes."""
-    if "_Tensor" in source.text:
+    used = names_in_code(source.text)
+    if "_Tensor" in used:
         # A guard may be made before its program imports torch; a contract with tensors in it needs the real class.
         with contextlib.suppress(ImportError):
             importlib.import_module("torch")
@@ -52,7 +53,7 @@ def compile_check(source: CheckSource, label: str, hooks: dict[str, Any]) -> Fun
         **{f"_fn_{name}": implementation for name, implementation in functions.IMPLEMENTATIONS.items()},
         **{f"_is_{kind}": test for kind, test in reading.SCALAR_TESTS.items()},
         **{name: frozenset().union(*map(dtype_values, dtypes)) for name, dtypes in source.dtype_sets.items()},
-        **{f"_dtype_{name}": dtypes_named(name) for name in DTYPE_NAMES if f"_dtype_{name}" in source.text},
+        **{f"_dtype_{name}": dtypes_named(name) for name in DTYPE_NAMES if f"_dtype_{name}" in used},
         **source.constants,
         "_Tensor": reading.tensor_class(),
         **hooks,
@@ -71,6 +72,7 @@ _NAMESPACE: dict[str, Any] = {
     "_apart": reading.apart,
     "_as_index": reading.as_index,
     "_attribute": reading.attribute,
+    "_compared": reading.compared,
     "_attribute_or_unset": reading.optional_attribute,
     "_evaluated": evaluated,
     "_item": reading.item,
@@ -85,6 +87,7 @@ _NAMESPACE: dict[str, Any] = {
     "_tensor_at": reading.tensor_at,
     "_whole": reading.whole,
     "_device_type": reading.device_type,
+    "_add": functions.add,
     "_divide": functions.divide,
     "_floor_divide": functions.floor_divide,
     "_modulo": functions.modulo,

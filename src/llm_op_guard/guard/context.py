@@ -10,8 +10,17 @@ from typing import Any
 
 from llm_op_guard.contract.model import Contract, Declare, Remember
 from llm_op_guard.contract.path import Path
-from llm_op_guard.contract.walk import declared_paths
-from llm_op_guard.guard.reading import UNSET, is_a, is_beyond, is_tensor, number_now, optional_attribute, path_value
+from llm_op_guard.contract.walk import declared_paths, numbers_declared
+from llm_op_guard.guard.reading import (
+    UNSET,
+    is_a,
+    is_beyond,
+    is_foreign_number,
+    is_tensor,
+    number_now,
+    optional_attribute,
+    path_value,
+)
 from llm_op_guard.guard.reads import reads_of
 from llm_op_guard.guard.violation import CallSite, TensorMetadata
 
@@ -122,9 +131,10 @@ def tensors_among(contract: Contract, arguments: Mapping[str, Any]) -> Iterator[
 
 def any_beyond(contract: Contract, arguments: Mapping[str, Any]) -> bool:
     """Whether anything that the rules look at is beyond what the language speaks of."""
-    return any(is_beyond(value) for value in arguments.values()) or any(
-        is_beyond(tensor) for _, tensor in tensors_among(contract, arguments)
-    )
+    numbers = numbers_declared(contract)
+    return any(
+        is_beyond(value) or (name in numbers and is_foreign_number(value)) for name, value in arguments.items()
+    ) or any(is_beyond(tensor) for _, tensor in tensors_among(contract, arguments))
 
 
 def _paths(contract: Contract, arguments: Mapping[str, Any]) -> Iterator[Path]:

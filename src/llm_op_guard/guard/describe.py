@@ -7,10 +7,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from llm_op_guard.contract.expressions import is_read
-from llm_op_guard.contract.model import DtypeOf, Expr, TensorType
+from llm_op_guard.contract.model import DtypeOf, Expr, LiteralType, TensorType, Type
+from llm_op_guard.contract.path import Path
+from llm_op_guard.contract.vocabulary import DTYPE_SETS
 from llm_op_guard.guard import elements, functions
 from llm_op_guard.guard.evaluate import Values, show
-from llm_op_guard.guard.reading import INAPPLICABLE, Broken
+from llm_op_guard.guard.reading import INAPPLICABLE, Broken, is_a, is_tensor
 
 
 def describe_rule(rule: Expr, values: Values) -> tuple[str, str, str | None]:
@@ -64,6 +66,9 @@ def _reasons(node: ast.expr, values: Values, *, outcome: bool) -> list[str]:
                 return [f"{', '.join(_reasons(loop.elt, values, outcome=outcome))} {_at_item(number, loop)}"]
         case ast.Call(args=arguments, keywords=keywords) if not outcome:
             told = elements.broken(node, values)
+            if isinstance(node.func, ast.Name) and node.func.id == "dense":
+                strides = show(functions.strides(values.tensor(arguments[0])))
+                return [f"{ast.unparse(arguments[0])}.stride() = {strides}"]
             given = [*arguments, *(keyword.value for keyword in keywords)]
             return _operands(given, values) if told is None else [told[0]]
     return _operands([node], values)
@@ -93,7 +98,7 @@ def _operands(nodes: list[ast.expr], values: Values) -> list[str]:
     return [
         shown
         for node in nodes
-        if not isinstance(node, ast.Constant) and not (isinstance(node, ast.Name) and node.id in _CONSTANT_NAMES)
+        if not isinstance(node, ast.Constant) and not _names_dtypes(node)
         for shown in _shown(node, values)
     ]
 
@@ -127,7 +132,10 @@ def _value_calls(node: ast.expr, values: Values) -> Iterator[ast.Call]:
                 yield from _value_calls(argument, values)
 
 
-_CONSTANT_NAMES: frozenset[str] = frozenset({"floating", "half", "integer", "boolean", "complexes", "any"})
+def _names_dtypes(node: ast.expr) -> bool:
+    """Whether an operand is a set of dtypes, or has one among others: it says itself."""
+    parts = node.elts if isinstance(node, ast.Tuple | ast.List) else [node]
+    return any(isinstance(part, ast.Name) and part.id in DTYPE_SETS for part in parts)
 
 
 def without_repeats(options: Iterable[str]) -> list[str]:
@@ -158,6 +166,18 @@ def rank_text(tensor: TensorType) -> str:
 
 
 def kind_text(value: Any) -> str:
-    """What kind of thing a value is, without asking it."""
+    """What kind of thing a value is, without asking it: `an int`."""
     cls = type(value)
-    return cls.__name__ if cls.__module__ == "builtins" else f"{cls.__module__.split('.')[0]}.{cls.__name__}"
+    name = cls.__name__ if cls.__module__ == "builtins" else f"{cls.__module__.split('.')[0]}.{cls.__name__}"
+    return f"{'an' if name[0] in 'aeio' else 'a'} {name}"
+
+
+def misfit_text(path: Path, declared: Type, value: Any) -> str:
+    """A value that is not of its type; where values are among what is expected, which one it is."""
+    if is_tensor(value):
+        return f"{path} is a tensor"
+    if any(isinstance(a, LiteralType) for a in declared.alternatives) and is_a(value, bool | int | float | str | None):
+        return f"{path} = {show(value)}"
+    if value is None:
+        return f"{path} is None"
+    return f"{path} is {kind_text(value)}{f' of {len(value)}' if is_a(value, tuple | list) else ''}"

@@ -46,7 +46,7 @@ def broken(node: ast.Call, values: Values) -> tuple[str, str, str | None] | None
     if wording is None or found is None:
         return _unlike(node, values) if name == "equal" else None
     parts = _arguments(name, node)
-    texts = [text for element in found.elements for text in (_place(parts, element), str(element.value))]
+    texts = [text for element in found.elements for text in (_place(parts, element, values), str(element.value))]
     many = f"1 {wording.one}" if found.count == 1 else f"{found.count} {wording.many}, this one first"
     observed = f"{wording.element.format(*texts)} (of {found.total}, {many})"
     return observed, wording.expected or _expected(name, node, values), _tensor(parts[found.elements[0].argument])
@@ -59,7 +59,7 @@ def place(node: ast.expr, values: Values) -> str:
     found = _located(name, node, values)
     if found is None:
         return ""
-    where = _place(_arguments(name, node), found.elements[0])
+    where = _place(_arguments(name, node), found.elements[0], values)
     if name == "count":
         return f" (of {found.total}, first at {where})"
     return f" at {where}" if found.elements[0].index else ""
@@ -122,9 +122,36 @@ def _arguments(name: str, node: ast.Call) -> dict[str, ast.expr]:
     return dict(zip(_names(name), node.args, strict=False)) | {str(k.arg): k.value for k in node.keywords}
 
 
-def _place(parts: dict[str, ast.expr], element: functions.Element) -> str:
-    argument = ast.unparse(parts[element.argument])
-    return f"{argument}[{', '.join(map(str, element.index))}]" if element.index else argument
+def _place(parts: dict[str, ast.expr], element: functions.Element, values: Values) -> str:
+    node, index = parts[element.argument], element.index
+    while index and isinstance(node, ast.Subscript) and (whole := _in_whole(node, index, values)) is not None:
+        node, index = node.value, whole
+    argument = ast.unparse(node)
+    return f"{argument}[{', '.join(map(str, index))}]" if index else argument
+
+
+def _in_whole(node: ast.Subscript, index: tuple[int, ...], values: Values) -> tuple[int, ...] | None:
+    """Where an element of a part `x[n, 1:]` stands in x; None where its index does not say that."""
+    try:
+        shape = values.tensor(node.value).shape
+        written = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        parts: list[Any] = [values.index(part) for part in written]
+    except Exception:
+        return None
+    if not all(part is ... or isinstance(part, slice) or type(part) is int for part in parts):
+        return None
+    at = parts.index(...) if ... in parts else len(parts)
+    parts[at : at + 1] = [slice(None)] * (len(shape) - len(parts) + (... in parts))
+    left, found = list(index), []
+    for size, part in zip(shape, parts, strict=True):
+        if isinstance(part, int):
+            found.append(part % size)
+        elif left:
+            start, _, step = part.indices(size)
+            found.append(start + step * left.pop(0))
+        elif part != slice(None):
+            return None  # of a row: its index ends before this dimension
+    return tuple(found)
 
 
 def _tensor(node: ast.expr) -> str | None:

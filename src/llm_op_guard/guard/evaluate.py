@@ -24,6 +24,8 @@ from llm_op_guard.guard.reading import (
     attribute,
     is_a,
     is_integer,
+    is_plain_sequence,
+    is_real,
     is_tensor,
     item,
     number_now,
@@ -44,7 +46,7 @@ class Unbound(NotApplicable):
 
 
 BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: lambda a, b: a + b,
+    ast.Add: functions.add,
     ast.Sub: lambda a, b: a - b,
     ast.Mult: functions.multiply,
     ast.Div: functions.divide,
@@ -86,6 +88,7 @@ class Values:
         self.symbols: dict[str, Any] = {}
         self.assigned: dict[str, Any] = {}
         self.items: dict[str, Any] = {}
+        self._steps_left: int | None = None
 
     def named(self, name: str) -> Any:
         """What a bare name stands for; raises Unbound for a name without a value."""
@@ -137,10 +140,11 @@ class Values:
                 return self._call(name, node)
             case ast.Subscript(value=owner, slice=index):
                 parts = index.elts if isinstance(index, ast.Tuple) else [index]
-                return part(self.tensor(owner), *(self._index(one) for one in parts))
+                return part(self.tensor(owner), *(self.index(one) for one in parts))
         return self.raw(node)
 
-    def _index(self, node: ast.expr) -> Any:
+    def index(self, node: ast.expr) -> Any:
+        """One index of a part of a tensor: a slice, an ellipsis or a value."""
         match node:
             case ast.Slice(lower=lower, upper=upper, step=step):
                 return slice(*(None if bound is None else self._value(bound) for bound in (lower, upper, step)))
@@ -189,21 +193,31 @@ class Values:
         # `x is None` asks about the argument itself, whatever it is.
         if len(node.ops) == 1 and isinstance(node.ops[0], ast.Is | ast.IsNot):
             return COMPARE[type(node.ops[0])](self.raw(node.left), self._value(node.comparators[0]))
-        left = self._value(node.left)
+        left = self._compared(node.left)
         for op, comparator in zip(node.ops, node.comparators, strict=True):
-            right = self._value(comparator)
+            right = self._compared(comparator)
             if not COMPARE[type(op)](left, right):
                 return False
             left = right
         return True
+
+    def _compared(self, node: ast.expr) -> Any:
+        value = self._value(node)
+        if value is None and isinstance(node, _READS):
+            raise NotApplicable  # an optional argument that is not there
+        return value
 
     def _items(self, nodes: list[ast.expr]) -> list[Any]:
         found: list[Any] = []
         for node in nodes:
             if isinstance(node, ast.Starred):
                 found.extend(self._value(node.value))
+                continue
+            value = self._value(node)
+            if isinstance(value, frozenset):  # a set of dtypes behind `in`
+                found.extend(value)
             else:
-                found.append(self._value(node))
+                found.append(value)
         return found
 
     def _call(self, name: str, node: ast.Call) -> Any:
@@ -263,13 +277,25 @@ class Values:
         """Go through a loop: the names of the loop stand for each item in turn, whose number is given."""
         (comprehension,) = loop.generators
         before = dict(self.items)
+        outermost = self._steps_left is None
+        if outermost:
+            self._steps_left = _LONGEST  # of this loop and those within it together
         try:
             for number, item_value in enumerate(self._sequence(comprehension.iter)):
+                self._take_a_step()
                 self.items = {**before, **_taken_apart(comprehension.target, item_value)}
                 if self._all_hold(comprehension.ifs):
                     yield number
         finally:
             self.items = before
+            if outermost:
+                self._steps_left = None
+
+    def _take_a_step(self) -> None:
+        assert self._steps_left is not None
+        self._steps_left -= 1
+        if self._steps_left < 0:
+            raise NotApplicable
 
     def _all_hold(self, conditions: list[ast.expr]) -> bool:
         try:
@@ -298,7 +324,8 @@ class Values:
         value = self.raw(node)
         if is_a(value, dict):
             return list(dict.keys(value))
-        if is_a(value, list | tuple):  # never an iterator: that would be used up
+        # Never an iterator, which would be used up, nor what a class of its own would make up.
+        if is_plain_sequence(value):
             return list(value[:_LONGEST])
         modules = optional_attribute(value, "_modules")
         if type(modules) is dict:
@@ -371,13 +398,17 @@ def show(value: Any) -> str:
         return f"({', '.join(show(part) for part in value)}{',' if len(value) == 1 else ''})"
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         return f"an integer of {value.bit_length()} bits"  # Python refuses to write very long ones
-    if value is None or isinstance(value, bool | int | float) or type(value) is complex:
+    if value is None or type(value) in (bool, int, float, complex):
         return str(value)
+    if isinstance(value, int | float):  # whatever its class would call it
+        return (int if isinstance(value, int) else float).__repr__(value)
     if isinstance(value, DeviceKind):
         return value.name
     if is_tensor(value):
         return f"{show(value.dtype)}[{', '.join(map(str, value.shape))}]"
     if is_integer(value):
         return str(number_now(value))
+    if type(value).__module__ == "numpy" and is_real(value):
+        return str(float(value))
     name = str(value) if type(value).__module__ == "torch" else type(value).__name__
     return name.removeprefix("torch.")

@@ -45,7 +45,7 @@ from llm_op_guard.guard.bind import LONGEST_LIST, Bindings, aligned, committed, 
 from llm_op_guard.guard.describe import (
     describe_rule,
     dtypes_text,
-    kind_text,
+    misfit_text,
     rank_text,
     shape_text,
     without_repeats,
@@ -57,7 +57,6 @@ from llm_op_guard.guard.reading import (
     NotApplicable,
     Snapshot,
     autocast_dtype,
-    is_a,
     is_integer,
     is_tensor,
 )
@@ -130,17 +129,22 @@ class _Explanation:
         self.bindings = Bindings(contract, clauses, arguments, known, after_call, answers)
         self.values = self.bindings.values
         self.faults: list[_Fault] = []
+        self.misfits: set[str] = set()
 
     def violations(self) -> list[Violation]:
         self.bindings.collect()
+        self.misfits = self.bindings.misfits(filter(self._is_judged, self.bindings.clauses))
         for clause in self.bindings.clauses:
-            if clause.after_call == self.after_call and clause.cost_class in self.judged:
+            if self._is_judged(clause):
                 if self.answers is not None:
                     self.answers.about(clause)
                 self._judge(clause)
         if self.answers is not None:
             self.answers.about(None)
         return [self._violation(fault) for fault in self._without_consequences()]
+
+    def _is_judged(self, clause: Clause) -> bool:
+        return clause.after_call == self.after_call and clause.cost_class in self.judged
 
     def _model(self, path: Path) -> Any:
         """The tensor at a path, as it was before the call, to compare with; raises NotApplicable where none is."""
@@ -231,10 +235,8 @@ class _Explanation:
         """No alternative fits: say whether the kind, the rank or the dtype is to blame."""
         tensors = [a for a in declared.alternatives if isinstance(a, TensorType)]
         if not is_tensor(value) or not tensors:
-            kind = "a tensor" if is_tensor(value) else "None" if value is None else f"a {kind_text(value)}"
-            if is_a(value, tuple | list):
-                kind += f" of {len(value)}"
-            self._fault(clause, f"{path}.type", str(path), f"{path} is {kind}", declared.text, None, "type")
+            observed = misfit_text(path, declared, value)
+            self._fault(clause, f"{path}.type", str(path), observed, declared.text, None, "type")
             return
         same_rank = [t for t in tensors if t.accepts_rank(len(value.shape))]
         if same_rank:
@@ -357,6 +359,8 @@ class _Explanation:
         if (where, expr.text) in self.bindings.unsolvable:
             unknown = ", ".join(self.bindings.unknown_in(expr))
             return f"{expr.text} for a whole {unknown} ({self.bindings.unsolvable[where, expr.text]})"
+        if self.misfits.intersection(names_in(expr.node)):
+            raise NotApplicable  # the argument that gives it is told to be wrong
         try:
             wanted = self.values.evaluate(expr)
         except Broken as broken:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable
+from functools import cache
 from typing import Literal
 
 from llm_op_guard.contract.expressions import LOOPS, device_types, names_in, steps_of
@@ -198,10 +198,17 @@ class ExpressionWriter:
             if types := device_types(written, own):
                 listed = isinstance(written, ast.Tuple | ast.List)
                 return self._device_type(device), repr(types if listed else types[0])
-        (left_code, left_kind), (right_code, right_kind) = self._value(node.left), self._value(right)
+        (left_code, left_kind), (right_code, right_kind) = self._compared(node.left), self._compared(right)
         if not isinstance(op, ast.Eq | ast.NotEq) and not self._safe(op, right, left_kind, right_kind):
             self.fallible = True
         return atom(left_code), atom(right_code)
+
+    def _compared(self, node: ast.expr) -> tuple[str, Kind]:
+        """The source of what is compared: something that is read and may be None has no value then."""
+        code, kind = self._value(node)
+        if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and code.startswith("_plain("):
+            return f"_compared({code.removeprefix('_plain(')}", kind
+        return code, kind
 
     def _device_type(self, node: ast.expr) -> str:
         """The source of the type of a device that is compared with a written one."""
@@ -241,9 +248,9 @@ class ExpressionWriter:
                 return f"{left_code} {_OPERATORS[type(node.ops[0])]} {right_code}", "other"
             case ast.Compare(left=left, ops=ops, comparators=comparators):
                 self.fallible = True
-                chain = [atom(self._value(left)[0])]
+                chain = [atom(self._compared(left)[0])]
                 for comparison, comparator in zip(ops, comparators, strict=True):
-                    chain += [_OPERATORS[type(comparison)], atom(self._value(comparator)[0])]
+                    chain += [_OPERATORS[type(comparison)], atom(self._compared(comparator)[0])]
                 return " ".join(chain), "other"
             case ast.IfExp(test=test, body=body, orelse=orelse):
                 codes = [atom(self._value(part)[0]) for part in (body, test, orelse)]
@@ -260,6 +267,8 @@ class ExpressionWriter:
         if isinstance(node, ast.Starred):
             self.fallible = True
             return f"*{atom(self._value(node.value)[0])}"
+        if isinstance(node, ast.Name) and node.id in DTYPE_SETS:
+            return f"*{self._value(node)[0]}"
         return atom(self._value(node)[0])
 
     def _name(self, name: str) -> tuple[str, Kind]:
@@ -376,8 +385,8 @@ class ExpressionWriter:
                 self.may_break = True
                 self.fallible = True  # a power may be too large to stand for anything
                 return f"{_BREAKING[type(op)]}({a}, {b})", "number" if numbers else "other"
-        elif isinstance(op, ast.Mult) and not numbers:
-            return f"_multiply({a}, {b})", "other"
+        elif isinstance(op, ast.Add | ast.Mult) and not numbers:
+            return f"{'_add' if isinstance(op, ast.Add) else '_multiply'}({a}, {b})", "other"
         return f"{atom(a)} {_OPERATORS[type(op)]} {atom(b)}", "number" if numbers else "other"
 
     def _evaluated(self, node: ast.Call) -> str:
@@ -459,17 +468,17 @@ def _defers(node: ast.AST) -> bool:
     return False
 
 
+@cache
 def atom(code: str) -> str:
     """The code, in brackets unless it is one term."""
-    simple = re.fullmatch(r"[\w.]+|\(.*\)|[\w.]+\([^()]*\)|[\w.]+\[-?\d+\]", code)
-    balanced = not code.startswith("(") or _closes_last(code)
-    return code if simple and balanced else f"({code})"
+    if isinstance(_parsed(code), ast.Name | ast.Constant | ast.Attribute | ast.Subscript | ast.Call):
+        return code
+    # What is in brackets already parses without them: `(a + b)` does, `(a) + (b)` does not.
+    return code if code.startswith("(") and _parsed(code[1:-1]) is not None else f"({code})"
 
 
-def _closes_last(code: str) -> bool:
-    depth = 0
-    for position, character in enumerate(code):
-        depth += (character == "(") - (character == ")")
-        if depth == 0:
-            return position == len(code) - 1
-    return False
+def _parsed(code: str) -> ast.expr | None:
+    try:
+        return ast.parse(code, mode="eval").body
+    except SyntaxError:
+        return None

@@ -13,9 +13,13 @@ from typing import Any
 
 from llm_op_guard.contract.solve import Undo
 from llm_op_guard.guard import memory
-from llm_op_guard.guard.reading import Broken, NotApplicable, is_a, is_tensor, shape_of
+from llm_op_guard.guard.reading import Broken, NotApplicable, is_a, is_plain_sequence, is_tensor, shape_of
 
 # Larger results stand for no size, bound or count, and could take all memory.
+_MOST_BITS = 1 << 20
+# Python refuses to write much longer numbers.
+_MOST_BITS_TOLD = 1024
+_MOST_CHARACTERS = 10_000
 _MAX_EXPONENT = 256
 _MAX_BASE_BITS = 64
 _MAX_DIVISORS_OF = 1 << 24
@@ -26,18 +30,18 @@ def divide(a: Any, b: Any) -> Any:
     if isinstance(a, str):
         raise NotApplicable
     if b == 0:
-        raise Broken(f"{a} / {b} divides by zero")
+        raise Broken(f"{_told(a)} / {_told(b)} divides by zero")
     if isinstance(a, float) or isinstance(b, float):
         return a / b
     if a % b != 0:
-        raise Broken(f"{a} / {b} is not a whole number")
+        raise Broken(f"{_told(a)} / {_told(b)} is not a whole number")
     return a // b
 
 
 def floor_divide(a: Any, b: Any) -> Any:
     """`a // b`."""
     if b == 0:
-        raise Broken(f"{a} // {b} divides by zero")
+        raise Broken(f"{_told(a)} // {b} divides by zero")
     return a // b
 
 
@@ -46,15 +50,38 @@ def modulo(a: Any, b: Any) -> Any:
     if isinstance(a, str):
         raise NotApplicable
     if b == 0:
-        raise Broken(f"{a} % {b} divides by zero")
+        raise Broken(f"{_told(a)} % {b} divides by zero")
     return a % b
+
+
+def add(a: Any, b: Any) -> Any:
+    """`a + b` between numbers, or between texts as those of a hint; never a long text or a sequence."""
+    if isinstance(a, str) and isinstance(b, str) and len(a) + len(b) <= _MOST_CHARACTERS:
+        return a + b
+    return _bounded(_number(a) + _number(b))
 
 
 def multiply(a: Any, b: Any) -> Any:
     """`a * b` between numbers; never repetition of a text or a sequence."""
-    if isinstance(a, str | tuple) or isinstance(b, str | tuple):
+    return _bounded(_number(a) * _number(b))
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, str | tuple):
         raise NotApplicable
-    return a * b
+    return value
+
+
+def _bounded(value: Any) -> Any:
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        raise NotApplicable
+    return value
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS_TOLD:
+        return f"an integer of {value.bit_length()} bits"
+    return str(value)
 
 
 def power(a: Any, b: Any) -> Any:
@@ -69,10 +96,16 @@ def power(a: Any, b: Any) -> Any:
 def undone(value: Any, *steps: tuple[Undo, Any]) -> Any:
     """An observed size, taken back through the operations of a dimension expression to the unknown; see `undo`.
 
-    All operands are at hand: one that does not apply comes before one that leaves no whole number.
+    All operands are at hand: one that does not apply comes before one that leaves no size.
     """
     for operation, operand in steps:
         value = undo(operation, value, operand)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, float):
+        raise Broken(f"it would be {value}")
+    if value < 0:
+        raise Broken(f"it would be {value}, and no size is negative")
     return value
 
 
@@ -105,7 +138,7 @@ def whole(a: Any, b: Any) -> Any:
     if b == 0:
         if a == 0:
             raise NotApplicable
-        raise Broken(f"{a} is no multiple of {b}")
+        raise Broken(f"{_told(a)} is no multiple of {_told(b)}")
     return divide(a, b)
 
 
@@ -154,16 +187,17 @@ def stride(x: Any, i: Any) -> int:
     rank = len(shape_of(x))
     if not -rank <= i < rank:
         raise NotApplicable
-    return int(_strides(x)[i])
+    return int(strides(x)[i])
 
 
 def dense(x: Any) -> bool:
     """Whether elements of the last dimension lie side by side; strides of dimensions of size 1 mean nothing."""
     shape = shape_of(x)
-    return len(shape) == 0 or shape[-1] <= 1 or _strides(x)[-1] == 1
+    return len(shape) == 0 or shape[-1] <= 1 or strides(x)[-1] == 1
 
 
-def _strides(x: Any) -> Any:
+def strides(x: Any) -> Any:
+    """The strides of a tensor; raises NotApplicable for a layout that has none."""
     # Sparse and other layouts have none; a sparse matrix answers all the same.
     if str(x.layout) != "torch.strided":
         raise NotApplicable
@@ -172,17 +206,20 @@ def _strides(x: Any) -> Any:
 
 def length(x: Any) -> int:
     """The length of a shape, tuple, list, dict or text."""
-    if not isinstance(x, str | tuple | list | dict):
+    for kind in (dict, str):
+        if is_a(x, kind):
+            return kind.__len__(x)  # whatever its class makes of it
+    if not is_plain_sequence(x):
         raise NotApplicable
     return len(x)
 
 
-def smallest(*values: Any) -> Any:
+def minimum(*values: Any) -> Any:
     """The smallest of several numbers."""
     return min(_numbers(values))
 
 
-def largest(*values: Any) -> Any:
+def maximum(*values: Any) -> Any:
     """The largest of several numbers."""
     return max(_numbers(values))
 
@@ -274,8 +311,8 @@ def ends_with(text: Any, ending: Any) -> bool:
 # `has` and `get` take paths and are handled where expressions are read.
 IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "len": length,
-    "min": smallest,
-    "max": largest,
+    "min": minimum,
+    "max": maximum,
     "abs": magnitude,
     "ceildiv": ceil_divide,
     "divisors": divisors,

@@ -15,8 +15,8 @@ from llm_op_guard.errors import GuardError, GuardInternalWarning, GuardWarning
 from llm_op_guard.guard.compile import compile_check
 from llm_op_guard.guard.context import any_beyond
 from llm_op_guard.guard.explain import explain
-from llm_op_guard.guard.interpret import interpreted_check, interpreted_check_after, is_interpreted
-from llm_op_guard.guard.memory import distrust
+from llm_op_guard.guard.interpret import InterpretedCheck, is_interpreted
+from llm_op_guard.guard.memory import distrusting
 from llm_op_guard.guard.plan import Plan, plan_check
 from llm_op_guard.guard.reading import Snapshot, is_tracing
 from llm_op_guard.guard.source import CheckSource, check_source
@@ -99,17 +99,19 @@ class Guard:
 
     def _interpreted(self, classes: frozenset[CostClass]) -> tuple[Callable[..., Any], Callable[..., None] | None]:
         before, after = (plan_check(self.contract, classes, after_call=late) for late in (False, True))
-        outcome = _Outcome(self, before.with_parameters(self.parameters), classes) if before is not None else None
-        check = (
-            interpreted_check(self.contract, self.parameters, classes, _untraced(outcome.failed, self.operator))
-            if outcome is not None
-            else _nothing
+        outcomes = [_Outcome(self, plan.with_parameters(self.parameters), classes) for plan in (before, after) if plan]
+        if before is None or not outcomes:
+            return _nothing, None
+        check = InterpretedCheck(
+            self.contract,
+            self.parameters,
+            classes,
+            failed=_untraced(outcomes[0].failed, self.operator),
+            failed_after=_untraced(outcomes[-1].failed_interpreted, self.operator),
+            tally=self._tally or _nothing,
+            jit_state=_jit_state(),
         )
-        if after is None:
-            return check, None
-        late = _Outcome(self, after.with_parameters(self.parameters), classes)
-        failed = _untraced(late.failed_interpreted, self.operator)
-        return check, interpreted_check_after(self.contract, self.parameters, classes, failed)
+        return check.before, check.after if after is not None else None
 
     def source(self, classes: Iterable[CostClass]) -> str:
         """The generated source of the check before the call, to read."""
@@ -131,7 +133,7 @@ class Guard:
             "_tally": self._tally or _nothing,
             "_lets_through": constant(self._lets_through_traced),
             "_comptime": comptime,
-            "_distrust": lambda _: distrust(name for _, names in plan.forgets for name in names),
+            "_distrust": distrusting(plan.forgets),
             "_tell": teller(lambda local: outcome.traced(source, local)),
         }
         return compile_check(source, f"{self.operator}{' result' if plan.after_call else ''}", hooks)
@@ -150,10 +152,12 @@ class Guard:
             return
         self._failed_inside = True
         message = (
-            f"llm-op-guard failed while checking {self.operator} ({type(error).__name__}: {error}); the call went "
-            f"through unchecked. This is a fault of the guard, not of the call; it is reported once for each site."
+            f"llm-op-guard failed while checking {self.operator} ({type(error).__name__}); the call went through "
+            f"unchecked. This is a fault of the guard, not of the call; it is reported once for each site."
         )
-        logger.error(message, exc_info=error)
+        logger.error(message)
+        # What an error says may be what a user wrote: only for who looks for it.
+        logger.debug("llm-op-guard failed while checking %s", self.operator, exc_info=error)
         warn_of_inside(message)
 
 
@@ -204,7 +208,7 @@ class _Outcome:
 
     def failed_interpreted(self, handed: tuple[Any, Any, tuple[Any, ...]]) -> GuardError | None:
         """As `failed_after`, for a check that `explain` itself makes."""
-        result, (_, known, at_entry), arguments = handed
+        result, (_, known, at_entry, _), arguments = handed
         values = dict(zip(self._plan.parameters, arguments, strict=True))
         return self._explained({**values, "result": result}, known=known, at_entry=at_entry)
 

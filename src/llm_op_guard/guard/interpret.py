@@ -16,9 +16,10 @@ from llm_op_guard.contract.walk import declared_types, paths_in_type
 from llm_op_guard.errors import GuardError
 from llm_op_guard.guard.bind import Bindings
 from llm_op_guard.guard.explain import explain
-from llm_op_guard.guard.memory import forget, remember
+from llm_op_guard.guard.memory import Token, distrusting, forget, remember
 from llm_op_guard.guard.plan import forgotten
 from llm_op_guard.guard.reading import INAPPLICABLE, Broken, is_tracing, kept, path_value, snapshot
+from llm_op_guard.guard.traced import comptime
 
 # What answers for a call that is not accepted: (arguments or result, …) → the error to raise, if any.
 Failed = Callable[[Any], GuardError | None]
@@ -33,79 +34,111 @@ def _has_list(declared: Type) -> bool:
     return any(isinstance(alternative, ListType) for alternative in declared.alternatives)
 
 
-def interpreted_check(
-    contract: Contract, parameters: tuple[str, ...], classes: frozenset[CostClass], failed: Failed
-) -> Callable[..., Any]:
-    """The check before the call: takes the parameters, returns what the check after it needs."""
-    judged = [clause for clause in contract.clauses if clause.cost_class in classes]
-    later = any(clause.after_call for clause in judged)
-    forgets = list(forgotten(judged))
+class InterpretedCheck:
+    """The checks of one contract for the rules of these classes; they do what the generated ones do.
 
-    def check(*arguments: Any) -> Any:
+    `failed` and `failed_after` answer for a call that is not accepted: given the arguments, or the result, the state
+    and the arguments, they return the error to raise, if any. `tally` counts checked calls, `jit_state` tells whether
+    torch.jit.trace is at work.
+    """
+
+    def __init__(
+        self,
+        contract: Contract,
+        parameters: tuple[str, ...],
+        classes: frozenset[CostClass],
+        *,
+        failed: Failed,
+        failed_after: Failed,
+        tally: Callable[[], None],
+        jit_state: Callable[[], Any],
+    ) -> None:
+        self._contract = contract
+        self._parameters = parameters
+        self._classes = classes
+        self._failed = failed
+        self._failed_after = failed_after
+        self._tally = tally
+        self._jit_state = jit_state
+        judged = [clause for clause in contract.clauses if clause.cost_class in classes]
+        self._is_awaited = any(clause.after_call for clause in judged)
+        self._forgets = list(forgotten(judged))
+        self._distrust = distrusting(self._forgets)
+
+    def before(self, *arguments: Any) -> Any:
+        """Check a call: takes the parameters, returns what the check after it needs."""
         if is_tracing():
+            if self._forgets:
+                comptime()(self._distrust)
             return None
-        given = dict(zip(parameters, arguments, strict=True))
+        given = dict(zip(self._parameters, arguments, strict=True))
+        if self._jit_state() is not None:
+            self._forget(given)
+            return None
+        self._tally()
         try:
-            accepted = not explain(contract, given, classes=classes)
-            state = _state(contract, given, arguments, classes) if accepted and later else None
+            violations = explain(self._contract, given, classes=self._classes)
+            goes_on = not any(violation.certain for violation in violations)
+            state = self._state(given, arguments) if goes_on and self._is_awaited else None
+            accepted = not violations
         except Exception:  # what to make of it is decided where every other call that is not accepted goes
             accepted, state = False, None
-        if not accepted and (error := failed(arguments)) is not None:
+        if not accepted and (error := self._failed(arguments)) is not None:
             raise error
-        for path, names in forgets:
-            forget(path_value(given.get(path.root), *path.steps), names)
-        return state
+        tokens = self._forget(given)
+        return None if state is None else (*state, tokens)
 
-    return check
-
-
-def interpreted_check_after(
-    contract: Contract, parameters: tuple[str, ...], classes: frozenset[CostClass], failed: Failed
-) -> Callable[..., None]:
-    """The check after the call: takes the result and what the check before it returned."""
-
-    def check(result: Any, state: Any) -> None:
+    def after(self, result: Any, state: Any) -> None:
+        """Check what was returned: takes it and what the check before the call returned."""
         if state is None:
             return
-        arguments, known, at_entry = state
-        given = {**dict(zip(parameters, arguments, strict=True)), "result": result}
+        arguments, known, at_entry, tokens = state
+        given = {**dict(zip(self._parameters, arguments, strict=True)), "result": result}
         try:
-            accepted = not explain(contract, given, classes=classes, after_call=True, known=known, at_entry=at_entry)
+            violations = explain(
+                self._contract, given, classes=self._classes, after_call=True, known=known, at_entry=at_entry
+            )
+            goes_on = not any(violation.certain for violation in violations)
+            accepted = not violations
+            facts = list(facts_to_keep(self._contract, given, self._classes, known)) if goes_on else []
         except Exception:
-            accepted = False
-        if accepted:
-            for owner, names, facts in facts_to_keep(contract, given, classes, known):
-                remember(owner, names, facts)
-        elif (error := failed((result, state, arguments))) is not None:
+            accepted, facts = False, []
+        if not accepted and (error := self._failed_after((result, state, arguments))) is not None:
             raise error
+        for path, owner, names, values in facts:
+            remember(owner, names, values, tokens.get((path, names)))
 
-    return check
+    def _forget(self, given: Mapping[str, Any]) -> dict[tuple[Path, tuple[str, ...]], Token]:
+        return {
+            (path, names): forget(path_value(given.get(path.root), *path.steps), names) for path, names in self._forgets
+        }
+
+    def _state(self, given: dict[str, Any], arguments: tuple[Any, ...]) -> Any:
+        contract, classes = self._contract, self._classes
+        clauses = [c for c in contract.clauses if not c.after_call and c.cost_class in classes]
+        bindings = Bindings(contract, clauses, given, {}, after_call=False)
+        bindings.collect()
+        known = {**bindings.values.symbols, **{name: kept(v) for name, v in bindings.values.assigned.items()}}
+        paths = [path for declared in declared_types(contract) for path in paths_in_type(declared)]
+        at_entry = {path: snapshot(given.get(path.root), *path.steps) for path in paths if path.root != "result"}
+        return arguments, known, at_entry
 
 
 def facts_to_keep(
     contract: Contract, arguments: Mapping[str, Any], classes: frozenset[CostClass], known: Mapping[str, Any]
-) -> Iterator[tuple[Any, tuple[str, ...], dict[str, Any]]]:
-    """What the statements `remember` of a contract keep after a call: of which object, which names, what is known."""
-    bindings = Bindings(contract, list(contract.clauses), arguments, known, after_call=True)
+) -> Iterator[tuple[Path, Any, tuple[str, ...], dict[str, Any]]]:
+    """What the statements `remember` of a contract keep after a call: of which object, where it was found, which
+    names, and what is known.
+    """
+    clauses = [clause for clause in contract.clauses if clause.cost_class in classes]
+    bindings = Bindings(contract, clauses, arguments, known, after_call=True)
     bindings.collect()
-    for clause in contract.clauses:
+    for clause in clauses:
         statement = clause.statement
-        if isinstance(statement, Remember) and clause.cost_class in classes and bindings.applies(clause):
+        if isinstance(statement, Remember) and bindings.applies(clause):
             facts = {}
             for name, expr in statement.facts:
                 with contextlib.suppress(*INAPPLICABLE, Broken):
                     facts[name] = bindings.values.evaluate(expr)
             owner = path_value(arguments.get(statement.path.root), *statement.path.steps)
-            yield owner, tuple(name for name, _ in statement.facts), facts
-
-
-def _state(contract: Contract, given: dict[str, Any], arguments: tuple[Any, ...], classes: frozenset[CostClass]) -> Any:
-    clauses = [clause for clause in contract.clauses if clause.cost_class in classes and not clause.after_call]
-    bindings = Bindings(contract, clauses, given, {}, after_call=False)
-    bindings.collect()
-    known = {**bindings.values.symbols, **{name: kept(v) for name, v in bindings.values.assigned.items()}}
-    return arguments, known, {path: snapshot(given.get(path.root), *path.steps) for path in _entry_paths(contract)}
-
-
-def _entry_paths(contract: Contract) -> list[Path]:
-    return [path for declared in declared_types(contract) for path in paths_in_type(declared) if path.root != "result"]
+            yield statement.path, owner, tuple(name for name, _ in statement.facts), facts

@@ -8,11 +8,14 @@ so is forgotten: a fact that is out of date would be a false alarm.
 from __future__ import annotations
 
 import itertools
+import logging
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from llm_op_guard.guard.reading import NotApplicable, is_a, is_tracing
+
+logger = logging.getLogger("llm_op_guard")
 
 
 class Identity(NamedTuple):
@@ -25,45 +28,80 @@ class Identity(NamedTuple):
         return f"{self.kind} {self.serial}"
 
 
+class Token(NamedTuple):
+    """What a call that may change facts is known by: it remembers them only if no other such call began since."""
+
+    serial: int
+    epoch: int
+
+
 class _Entry(NamedTuple):
     owner: weakref.ref[Any]
     serial: int
     facts: dict[str, Any]
+    begun: dict[str, int]  # by fact: the serial of the last call that began to change it
 
 
 # By the object's address: it may not be hashable, and its == is not ours to call.
 _entries: dict[int, _Entry] = {}
 _serials = itertools.count(1)
+_epochs = [0]  # how often all was forgotten
 _distrusted: set[str] = set()
 _KEPT_OF_TORCH = ("dtype", "device")
 
 
-def remember(owner: Any, names: Iterable[str], facts: Mapping[str, Any]) -> None:
-    """Keep facts about an object; a name for which there is no plain value is forgotten."""
-    kept = {name: plain for name, value in facts.items() if (plain := _plain(value)) is not None}
-    forget(owner, [name for name in names if name not in kept])
-    entry = _entry_of(owner) if not kept else _entry_of(owner) or _begin(owner)
-    if entry is not None:
-        entry.facts.update(kept)
+def remember(owner: Any, names: Iterable[str], facts: Mapping[str, Any], token: Token | None = None) -> None:
+    """Keep facts about an object; a name for which there is no plain value is not known any more.
+
+    With the `token` of the call nothing is kept where another call that changes them began since: which of the two
+    was the last to do so is not known.
+    """
+    entry = _entry_of(owner) or _begin(owner)
+    if entry is None:
+        return
+    overtaken = token is not None and (
+        token.epoch != _epochs[0] or any(entry.begun.get(name) != token.serial for name in names)
+    )
+    for name in names:
+        value = None if overtaken else _plain(facts.get(name))
+        if value is None:
+            entry.facts.pop(name, None)
+        else:
+            entry.facts[name] = value
 
 
-def forget(owner: Any, names: Iterable[str]) -> None:
-    """Facts of these names are no longer known about an object: something that may change them is under way."""
-    entry = _entry_of(owner)
+def forget(owner: Any, names: Iterable[str]) -> Token:
+    """Facts of these names are no longer known about an object: a call that may change them begins."""
+    token = Token(next(_serials), _epochs[0])
+    entry = _entry_of(owner) or _begin(owner)
     if entry is not None:
         for name in names:
+            entry.begun[name] = token.serial
             entry.facts.pop(name, None)
+    return token
 
 
 def forget_all() -> None:
     """No fact is known any more: calls may have gone by unseen. Objects keep their identity."""
+    _epochs[0] += 1
     for entry in list(_entries.values()):
         entry.facts.clear()
 
 
-def distrust(names: Iterable[str]) -> None:
-    """Facts of these names are not known from now on: compiled programs change what they speak of, unseen."""
-    _distrusted.update(names)
+def distrusting(forgotten: Iterable[tuple[object, Iterable[str]]]) -> Callable[[object], None]:
+    """What is called while a program is traced that would forget these facts: they are not known from now on.
+
+    The program, when it runs, changes what they speak of unseen. By name, of any object: which one it will be is not
+    known.
+    """
+    names = {name for _, group in forgotten for name in group}
+
+    def distrust(_: object) -> None:
+        if not names <= _distrusted:
+            logger.info("a compiled program changes what %s stand for: rules that recall them step aside", names)
+            _distrusted.update(names)
+
+    return distrust
 
 
 def recall(owner: Any, name: str) -> Any:
@@ -96,7 +134,7 @@ def _begin(owner: Any) -> _Entry | None:
             del _entries[key]
 
     try:
-        entry = _Entry(weakref.ref(owner, end), next(_serials), {})
+        entry = _Entry(weakref.ref(owner, end), next(_serials), {}, {})
     except TypeError:
         return None
     former = _entries.setdefault(key, entry)

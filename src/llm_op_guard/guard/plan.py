@@ -6,7 +6,8 @@ contract whose steps wait for each other in a circle is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from llm_op_guard.contract.model import (
@@ -45,7 +46,7 @@ class Plan:
     `parameters` are the arguments that the check needs, in signature order. What the check before the call hands on
     to the check after it: the symbols and assigned names `known`, what the tensors at `snapshots` looked like, and
     the arguments `hands_on`. `has_later` says whether there is a check after it, `forgets` which facts about which
-    objects are not known while the call is under way.
+    objects are not known while the call is under way: those that the check after it may remember.
     """
 
     contract: Contract
@@ -106,7 +107,7 @@ def _planned(contract: Contract, wanted: frozenset[CostClass], after_call: bool)
         # After the call all arguments are at hand again, so that explain can say where a symbol got its value.
         hands_on=parameters if later else (),
         has_later=bool(later),
-        forgets=() if after_call else tuple(forgotten(later)),
+        forgets=tuple(forgotten(later)),
     )
 
 
@@ -125,34 +126,109 @@ def _paths_at_entry(clause: Clause) -> Iterator[Path]:
 # ---------------------------------------------------------------- order
 
 
+# Far above any real contract; what is done with them is not always linear in their number.
+MAX_STEPS = 6000
+
 _KINDS = (Decide, Read, Match, Let, Solve, Agree, Demand, Keep)
 
 
 def _ordered(steps: list[Step], contract: Contract, known: frozenset[str]) -> list[Step]:
-    waiting = sorted(steps, key=_turn)
-    done: list[Step] = []
-    facts: set[str] = set()
-    while waiting:
-        open_steps = [s for s in waiting if all(g.name in facts for g in s.given)]
-        step = (
-            next((s for s in open_steps if not _pending(s, waiting)), None)
-            or next((s for s in open_steps if _settled(s, done, known)), None)
-            # Solutions that wait only for each other: whichever finds its operands at run time goes through.
-            or next((s for s in open_steps if isinstance(s, Solve) and not _pending(s, waiting, but_solve=True)), None)
-        )
+    if len(steps) > MAX_STEPS:
+        problem = f"the contract is too large: a check of it has more than {MAX_STEPS} steps"
+        raise contract.source.error(problem, steps[MAX_STEPS].clause.statement.place)
+    order = _Order(steps, known)
+    while order.waiting:
+        step = order.next()
         if step is None:
+            waiting = list(order.waiting.values())
             stuck = waiting[0]
             names = sorted({n for s in waiting for n in s.needs & {g for w in waiting for g in w.gives}})
             raise contract.source.error(
                 f"cannot be put in order: {', '.join(names) or 'a branch'} is needed to decide what gives its value",
                 stuck.test.node if isinstance(stuck, Decide) else stuck.clause.statement.place,
             )
-        waiting.remove(step)
-        if not (isinstance(step, Solve) and sure(step.symbol, step.given, done, known)):
-            done.append(step)
+        order.take(step)
+    return order.done
+
+
+class _Order:
+    """Steps that wait for their turn, by the number that says whose turn is first, and those that have had it."""
+
+    def __init__(self, steps: list[Step], known: frozenset[str]) -> None:
+        self.known = known
+        self.waiting = dict(enumerate(sorted(steps, key=_turn)))
+        self.done: list[Step] = []
+        self._number = {id(step): number for number, step in self.waiting.items()}
+        self._facts: set[str] = set()
+        # The steps that may still give a name, those that wait for a name or fact, those that give a name for sure.
+        self._givers: dict[str, list[Step]] = {}
+        self._waiting_for: dict[str, list[Step]] = {}
+        self._surely: dict[str, list[Step]] = {}
+        for step in self.waiting.values():
+            for name in step.gives:
+                self._givers.setdefault(name, []).append(step)
+            for name in {*step.needs, *step.gives, *(given.name for given in step.given)}:
+                self._waiting_for.setdefault(name, []).append(step)
+        # The numbers of those that wait for nothing any more.
+        self._free: list[int] = [number for number, step in self.waiting.items() if self._is_free(step)]
+
+    def next(self) -> Step | None:
+        """The first step that can be taken now, if any."""
+        while self._free:
+            if self._free[0] in self.waiting:
+                return self.waiting[self._free[0]]
+            heapq.heappop(self._free)
+        opened = [step for step in self.waiting.values() if self._is_open(step)]
+        return (
+            next((step for step in opened if self._is_settled(step)), None)
+            # Solutions that wait only for each other: whichever finds its operands at run time goes through.
+            or next((s for s in opened if isinstance(s, Solve) and not self._is_pending(s, but_solve=True)), None)
+        )
+
+    def take(self, step: Step) -> None:
+        del self.waiting[self._number[id(step)]]
+        if not (
+            isinstance(step, Solve) and sure(step.symbol, step.given, self._surely.get(step.symbol, ()), self.known)
+        ):
+            self.done.append(step)
+            for name in step.surely:
+                self._surely.setdefault(name, []).append(step)
+        told = set(step.gives)
+        for name in step.gives:
+            self._givers[name] = [other for other in self._givers[name] if other is not step]
         if isinstance(step, Telling) and step.fact is not None:
-            facts.add(step.fact)
-    return done
+            self._facts.add(step.fact)
+            told.add(step.fact)
+        for other in (other for name in told for other in self._waiting_for.get(name, ())):
+            if self._number[id(other)] in self.waiting and self._is_free(other):
+                heapq.heappush(self._free, self._number[id(other)])
+
+    def _is_open(self, step: Step) -> bool:
+        return all(given.name in self._facts for given in step.given)
+
+    def _is_free(self, step: Step) -> bool:
+        return self._is_open(step) and not self._is_pending(step)
+
+    def _is_pending(self, step: Step, *, but_solve: bool = False) -> bool:
+        """Whether a step that might give a needed name has not been taken yet."""
+        for name in step.needs:
+            for other in self._givers.get(name, ()):
+                if _comes_first(other, step) and not (but_solve and isinstance(other, Solve)):
+                    return True
+        # A solution is the last resort: every direct sighting of its symbol comes first.
+        return isinstance(step, Solve) and any(
+            not isinstance(other, Solve) and _comes_first(other, step) for other in self._givers.get(step.symbol, ())
+        )
+
+    def _is_settled(self, step: Step) -> bool:
+        return not isinstance(step, Solve) and all(self._is_sure(name, step) for name in step.needs)
+
+    def _is_sure(self, name: str, step: Step) -> bool:
+        return sure(name, step.given, self._surely.get(name, ()), self.known)
+
+
+def _comes_first(other: Step, step: Step) -> bool:
+    return other is not step and _tier(other) <= _tier(step) and not never_both(step.given, other.given)
 
 
 def _turn(step: Step) -> tuple[tuple[bool, CostClass, bool], bool, bool, int]:
@@ -170,26 +246,7 @@ def _is_scalar(step: Step) -> bool:
     return isinstance(step, Match) and not any(isinstance(a, TensorType | Like) for a in step.type.alternatives)
 
 
-def _pending(step: Step, waiting: list[Step], *, but_solve: bool = False) -> bool:
-    """Whether a step that might give a needed name has not been placed yet."""
-    return any(
-        other is not step
-        and _tier(other) <= _tier(step)
-        and not never_both(step.given, other.given)
-        and (
-            (other.gives & step.needs and not (but_solve and isinstance(other, Solve)))
-            # A solution is the last resort: every direct sighting of its symbol comes first.
-            or (isinstance(step, Solve) and not isinstance(other, Solve) and step.symbol in other.gives)
-        )
-        for other in waiting
-    )
-
-
-def _settled(step: Step, done: list[Step], known: frozenset[str]) -> bool:
-    return not isinstance(step, Solve) and all(sure(name, step.given, done, known) for name in step.needs)
-
-
-def sure(name: str, given: tuple[Given, ...], done: list[Step], known: frozenset[str]) -> bool:
+def sure(name: str, given: tuple[Given, ...], done: Sequence[Step], known: frozenset[str]) -> bool:
     """Whether a name has a value for certain wherever these facts hold."""
     if name in known:
         return False

@@ -7,7 +7,9 @@ applicable.
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 from types import MemberDescriptorType
 from typing import Any, NamedTuple
 
@@ -147,6 +149,8 @@ def optional_attribute(owner: Any, name: str) -> Any:
     if is_tensor(owner):
         return getattr(owner, name) if name in TENSOR_ATTRIBUTES else _UNSET
     if is_tracing():
+        if isinstance(getattr(type(owner), name, None), property):
+            return _UNSET
         # The program that is traced sees what we read: a plain read keeps its parameters' names.
         return getattr(owner, name, _UNSET)
     try:
@@ -169,7 +173,7 @@ def optional_attribute(owner: Any, name: str) -> Any:
                     return object.__getattribute__(owner, name)  # a slot or a namedtuple field: no code behind it
                 except AttributeError:
                     return _UNSET
-            return _UNSET if hasattr(value, "__get__") else value
+            return _UNSET if any("__get__" in kind.__dict__ for kind in type(value).__mro__) else value
     return _UNSET
 
 
@@ -186,16 +190,22 @@ def item(owner: Any, key: Any) -> Any:
         if not dict.__contains__(owner, key):
             raise NotApplicable
         return dict.__getitem__(owner, key)
-    for kind in (list, tuple):
-        if is_a(owner, kind):
-            cls = type(owner)
-            plainly = cls.__getitem__ is kind.__getitem__ and cls.__len__ is kind.__len__
-            if not (plainly or cls.__module__ == "torch") or not isinstance(key, int):  # torch: a shape
-                raise NotApplicable
-            if not -len(owner) <= key < len(owner):
-                raise NotApplicable
-            return owner[key]
+    if is_a(owner, list | tuple):
+        if not is_plain_sequence(owner) or not isinstance(key, int) or not -len(owner) <= key < len(owner):
+            raise NotApplicable
+        return owner[key]
     return _contained(owner, key)
+
+
+def is_plain_sequence(value: Any) -> bool:
+    """Whether a value is a list or tuple whose class leaves its length, items and order to Python."""
+    cls = type(value)
+    if cls in (list, tuple) or cls.__module__ == "torch":  # torch: a shape
+        return is_a(value, list | tuple)
+    names = ("__len__", "__getitem__", "__iter__")
+    return any(
+        is_a(value, kind) and all(getattr(cls, name) is getattr(kind, name) for name in names) for kind in (list, tuple)
+    )
 
 
 def as_index(value: Any) -> Any:
@@ -204,6 +214,8 @@ def as_index(value: Any) -> Any:
     Not to be found is another thing than not to be looked for: `has` tells the two apart.
     """
     value = plain(value)  # of an argument that is declared as int, NumPy's too
+    if type(value).__name__ == "SymInt":  # where a traced program is explained
+        value = number_now(value)
     if not _is_key(value):
         raise NotApplicable
     return value
@@ -247,9 +259,39 @@ def part(x: Any, *index: Any) -> Any:
             raise NotApplicable
         return item(x, as_index(index[0]))
     try:
-        return x[index]
+        return _taken(x, index)
     except (IndexError, TypeError, ValueError, RuntimeError):  # no such part, or a layout that has no parts
         raise NotApplicable from None
+
+
+def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, whose operations on tensors no TorchFunctionMode sees or replaces."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is None or not torch._C._is_torch_function_mode_enabled():
+            return function(*arguments, **keywords)
+        with torch._C.DisableTorchFunction():
+            return function(*arguments, **keywords)
+
+    return call
+
+
+@unseen
+def _taken(x: Any, index: tuple[Any, ...]) -> Any:
+    return x[tuple(map(_bounded, index))]
+
+
+# Torch warns of bounds that have more than 64 bits; no tensor is as long.
+_FARTHEST = 2**62
+
+
+def _bounded(index: Any) -> Any:
+    if not isinstance(index, slice):
+        return index
+    bounds = (index.start, index.stop, index.step)
+    return slice(*(max(-_FARTHEST, min(b, _FARTHEST)) if type(b) is int else b for b in bounds))
 
 
 def path_value(owner: Any, *steps: str | tuple[str | int]) -> Any:
@@ -278,25 +320,52 @@ def plain(value: Any) -> Any:
 
     A tensor would answer a comparison with a tensor, and turning that into a truth waits for the device.
     """
-    if value is None or is_a(value, int | float | str | tuple):
+    if is_a(value, float) and _is_of_numpy(value):
+        return float(value)
+    if value is None or is_a(value, int | float | str):
         return value
-    if is_a(value, list):
-        return tuple(value)
+    if is_a(value, tuple | list):
+        return _plain_items(value, _DEEPEST)
     torch = sys.modules.get("torch")
     if torch is not None and is_a(
         value, torch.dtype | torch.device | torch.layout | torch.SymInt | torch.SymFloat | torch.SymBool
     ):
         return value
     if is_integer(value):
-        return value.__index__()  # of a NumPy integer, say
+        return value.__index__()  # of a NumPy integer, say: its own arithmetic overflows
+    if _is_of_numpy(value) and is_real(value):
+        return float(value)
     raise NotApplicable
+
+
+# Tuples of tuples beyond that are no size and no bound; comparing them could take for ever.
+_DEEPEST = 4
+
+
+def _plain_items(value: Any, depth: int) -> Any:
+    if type(value).__module__ == "torch":  # a shape
+        return value
+    if depth == 0 or not is_plain_sequence(value):
+        raise NotApplicable
+    return tuple(_plain_items(v, depth - 1) if is_a(v, tuple | list) else plain(v) for v in value)
+
+
+def compared(value: Any) -> Any:
+    """As `plain`, of what is compared: an optional argument that is None has no value."""
+    if value is None:
+        raise NotApplicable
+    return plain(value)
+
+
+def _is_of_numpy(value: Any) -> bool:
+    return type(value).__module__ == "numpy"
 
 
 def is_integer(value: Any) -> bool:
     """Whether a value counts as `int`: Python, NumPy and symbolic integers; bool too; never a tensor."""
     if is_a(value, int):
         return True
-    return hasattr(type(value), "__index__") and not is_tensor(value) and not hasattr(type(value), "__len__")
+    return _is_known_number(value) and hasattr(type(value), "__index__") and not hasattr(type(value), "__len__")
 
 
 def number_now(value: Any) -> int:
@@ -310,7 +379,21 @@ def is_real(value: Any) -> bool:
     """Whether a value counts as `float`: any real number that is not a tensor."""
     if is_a(value, int | float):
         return True
-    return not is_tensor(value) and not hasattr(type(value), "__len__") and hasattr(type(value), "__float__")
+    return _is_known_number(value) and not hasattr(type(value), "__len__") and hasattr(type(value), "__float__")
+
+
+def _is_known_number(value: Any) -> bool:
+    """Whether a class that is not Python's own is one of numbers all the same: of NumPy, or a size that is a symbol."""
+    torch = sys.modules.get("torch")
+    return _is_of_numpy(value) or (torch is not None and is_a(value, torch.SymInt | torch.SymFloat))
+
+
+def is_foreign_number(value: Any) -> bool:
+    """Whether a value has arithmetic of its own (Decimal, a class with `__index__`), of which nothing is known here."""
+    if is_a(value, int | float) or is_tensor(value) or _is_known_number(value):
+        return False
+    names = {name for cls in type(value).__mro__ for name in cls.__dict__}
+    return bool(names & {"__index__", "__float__"}) and "__len__" not in names
 
 
 def shape_of(value: Any) -> Any:

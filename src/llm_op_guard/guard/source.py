@@ -64,7 +64,9 @@ class _CheckWriter:
             if lines:
                 blocks.append((step.clause.cost_class == "B" or step.clause.eager, (step.given, lines)))
         always = list(self._nested([block for untraced, block in blocks if not untraced]))
-        untraced = [*self._nested([block for untraced, block in blocks if untraced]), *self._forgets()]
+        untraced = list(self._nested([block for untraced, block in blocks if untraced]))
+        if self.plan.forgets and not self.plan.after_call:
+            untraced.append(f"_tokens = {self._forgets()}")
         body = always + (["if not _tracing():", *indented(untraced)] if untraced else [])
         return "\n".join([*self._head(), *indented(self._frame(body)), ""])
 
@@ -77,18 +79,21 @@ class _CheckWriter:
         if self.plan.after_call:
             handed = [*self.plan.known, *(self.draft.names.snapshot(path) for path in self.plan.snapshots)]
             names = "".join(f"{self.draft.names.own(name)}, " for name in (*handed, *self.plan.parameters))
+            names += "_tokens, " if self.plan.forgets else ""
             yield "if state is None:"
             yield "    return"
             if names:
                 yield f"({names}) = state"
             arguments = f"(result, state, {arguments})"
-        if any("_Tensor" in line for line in body):
+        if "_Tensor" in names_in_code("\n".join(body) or "pass"):
             yield "if _jit_state() is not None:"
-            yield from indented(self._forgets())
+            if self.plan.forgets and not self.plan.after_call:
+                yield f"    {self._forgets()}"
             yield "    return None"
-        if self.plan.forgets:
+        if self.plan.forgets and not self.plan.after_call:
             yield "if _tracing():"
             yield "    _comptime()(_distrust)"
+            yield "_tokens = ()"
         for name in sorted(self.draft.maybe - set(self.plan.known) if self.plan.after_call else self.draft.maybe):
             yield f"{self.draft.names.own(name)} = None"
         if self.draft.doubts:
@@ -117,7 +122,8 @@ class _CheckWriter:
         yield f"_error = _failed({arguments})"
         yield "if _error is not None:"
         yield "    raise _error"
-        yield from self._forgets()
+        if self.plan.forgets and not self.plan.after_call:
+            yield self._forgets()
         yield "return None"
 
     def _state(self) -> Iterator[str]:
@@ -127,12 +133,12 @@ class _CheckWriter:
             *map(self.draft.names.own, self.plan.known),
             *(f"_snapshot({self.draft.names.own(path.root)}{steps_source(path)})" for path in self.plan.snapshots),
             *map(self.draft.names.own, self.plan.hands_on),
+            *(["_tokens"] if self.plan.forgets else []),
         ]
         yield f"_state = ({''.join(f'{part}, ' for part in parts)})"
 
-    def _forgets(self) -> Iterator[str]:
-        for path, names in self.plan.forgets:
-            yield f"_forget({self._at(path)}, {names!r})"
+    def _forgets(self) -> str:
+        return f"({''.join(f'_forget({self._at(path)}, {names!r}), ' for path, names in self.plan.forgets)})"
 
     def _at(self, path: Path) -> str:
         root = self.draft.names.own(path.root)
@@ -237,7 +243,14 @@ class _CheckWriter:
             writer.lazy = True
             yield from ("try:", f"    _facts[{name!r}] = {writer.value(expr.node)}", "except _unjudged:", "    pass")
         names = tuple(name for name, _ in step.statement.facts)
-        yield f"_remember({self._at(step.statement.path)}, {names!r}, _facts)"
+        forgotten = (step.statement.path, names)
+        token = f", _tokens[{self.plan.forgets.index(forgotten)}]" if forgotten in self.plan.forgets else ""
+        yield f"_remember({self._at(step.statement.path)}, {names!r}, _facts{token})"
+
+
+def names_in_code(text: str) -> frozenset[str]:
+    """The names in a text of Python, not what its comments and strings say."""
+    return frozenset(node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name))
 
 
 def _is_truth(node: ast.expr) -> bool:

@@ -57,6 +57,8 @@ class TypeWriter:
                     lines += self._observe(step, alternative, value, ranked=True)
                 case Like(path=path):
                     lines += self._like(step, path, value)
+                case ScalarType(text="int" | "float" as kind_of_number) if not step.path.steps:
+                    lines += [f"if {_is_no_plain(kind_of_number, value)}:", f"    {value} = _plain({value})"]
             yield f"{keyword} {self._fits(alternative, value)}:"
             yield from indented(lines or ["pass"])
             keyword = "elif"
@@ -72,6 +74,11 @@ class TypeWriter:
         if isinstance(only, TensorType) and (not step.certain or not _unpacks(only)):
             rank = self._rank_misfit(only, value)
             misfit = f"{misfit} or {rank}" if rank else misfit
+        if isinstance(only, ScalarType) and only.text in ("int", "float") and step.certain and not step.path.steps:
+            # What most calls give is seen at once; a number of NumPy, whose arithmetic is its own, becomes Python's.
+            yield f"if {_is_no_plain(only.text, value)}:"
+            yield from indented([f"if {misfit}:", f"    {self.draft.fail(step)}", f"{value} = _plain({value})"])
+            return
         kind = self.draft.names.kind(step.path)
         known = step.certain and (isinstance(only, Like) or (isinstance(only, TensorType) and _unpacks(only)))
         if not (known and self.draft.is_tested(step)):
@@ -342,3 +349,8 @@ def _other_dtype(seen: str, wanted: str) -> str:
 def _unpacks(tensor: TensorType) -> bool:
     """Whether taking the shape apart also checks the rank."""
     return bool(tensor.dims)
+
+
+def _is_no_plain(kind: str, value: str) -> str:
+    """Whether a declared number is of another class than Python's own."""
+    return f"type({value}) is not int" + (f" and type({value}) is not float" if kind == "float" else "")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from llm_op_guard.guard.functions import Element, Located, Locator
+from llm_op_guard.guard.reading import unseen
 from llm_op_guard.values import plain
 
 
@@ -109,7 +110,7 @@ def last(x: Any) -> Located | None:
     return _corner(x, at_end=True)
 
 
-LOCATORS: dict[str, Locator] = {
+_OF: dict[str, Locator] = {
     "finite": not_finite,
     "within": outside,
     "only": other_than,
@@ -126,6 +127,7 @@ LOCATORS: dict[str, Locator] = {
     "first": first,
     "last": last,
 }
+LOCATORS: dict[str, Locator] = {name: unseen(locator) for name, locator in _OF.items()}
 
 
 def _element(x: Any, wanted: Any) -> Located | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from llm_op_guard.guard.reading import NotApplicable, is_tensor
+from llm_op_guard.guard.reading import NotApplicable, is_tensor, unseen
 
 
 def require_readable(x: Any) -> None:
@@ -42,7 +42,10 @@ def finite(x: Any) -> bool:
 
 
 def within(x: Any, low: Any, high: Any, allow: Any = ()) -> bool:
-    """Every element is at least `low` and below `high`, or is one of the sentinels in `allow`; true when empty."""
+    """Every element is at least `low` and below `high`, or is one of the sentinels in `allow`; true when empty.
+
+    Nothing is at least NaN, or below it.
+    """
     return not outside(x, low, high, allow).any()
 
 
@@ -139,13 +142,24 @@ def negated(mask: Any) -> Any:
 
 
 def consecutive(x: Any) -> Any:
-    """What x would be if it counted up by one from its first element, along the last dimension."""
+    """What x would be if it counted up by one from its first element, along the last dimension.
+
+    Rounded once, as numbers are that were counted in a wider dtype. Raises NotApplicable where the first element is so
+    large that it may have been rounded itself.
+    """
     import torch  # noqa: PLC0415
 
     require_readable(x)
-    if x.ndim == 0 or x.shape[-1] == 0:
+    if x.ndim == 0 or x.shape[-1] == 0 or x.dtype is torch.bool:
         raise NotApplicable
-    return x.detach()[..., :1] + torch.arange(x.shape[-1], device=x.device, dtype=x.dtype)
+    y = x.detach()[..., :1]
+    if x.dtype is torch.uint64:
+        y = y.contiguous().view(torch.int64)  # of which addition is the same
+    start, _, whole = comparable(y)
+    if not whole and ((start.abs() >= 2 / torch.finfo(x.dtype).eps) & start.isfinite()).any():
+        raise NotApplicable
+    counted = start + torch.arange(x.shape[-1], device=x.device, dtype=start.dtype)
+    return counted.view(torch.uint64) if x.dtype is torch.uint64 else counted.to(x.dtype)
 
 
 def positions_of(mask: Any) -> Any:
@@ -175,25 +189,28 @@ def taken(x: Any, index: Any) -> Any:
 
 # What the language calls each of them.
 FUNCTIONS: dict[str, Any] = {
-    "finite": finite,
-    "within": within,
-    "lowest": lowest,
-    "highest": highest,
-    "absmax": absmax,
-    "first": first,
-    "last": last,
-    "count": count,
-    "only": only,
-    "nondecreasing": nondecreasing,
-    "unique": unique,
-    "all_true": all_true,
-    "any_per_row": any_per_row,
-    "live_rows": live_rows,
-    "equal": equal,
-    "negated": negated,
-    "consecutive": consecutive,
-    "positions_of": positions_of,
-    "taken": taken,
+    function.__name__: unseen(function)
+    for function in (
+        finite,
+        within,
+        lowest,
+        highest,
+        absmax,
+        first,
+        last,
+        count,
+        only,
+        nondecreasing,
+        unique,
+        all_true,
+        any_per_row,
+        live_rows,
+        equal,
+        negated,
+        consecutive,
+        positions_of,
+        taken,
+    )
 }
 
 
@@ -214,13 +231,17 @@ def outside(x: Any, low: Any, high: Any, allow: Any = ()) -> Any:
     if not all(isinstance(number, int | float) for number in (low, high, *sentinels)):
         raise NotApplicable
     y, offset, whole = comparable(x)
-    wrong = ~(_at_least(y, low, offset, whole) & ~_at_least(y, high, offset, whole))  # so that NaN is outside
+    # A bound that is NaN has nothing above it, and nothing below.
+    bounds = (low, high) if low == low and high == high else (math.inf, -math.inf)  # noqa: PLR0124
+    wrong = ~(
+        _at_least(y, bounds[0], offset, whole) & ~_at_least(y, bounds[1], offset, whole)
+    )  # so that NaN is outside
     if y.is_floating_point():
         wrong |= y != y  # noqa: PLR0124 - NaN
     for sentinel in sentinels:
         if not whole:
             wrong &= y != float(sentinel)
-        elif sentinel == int(sentinel) and _fits_int64(int(sentinel) - offset):
+        elif math.isfinite(sentinel) and sentinel == int(sentinel) and _fits_int64(int(sentinel) - offset):
             wrong &= y != int(sentinel) - offset
     return wrong
 
@@ -281,9 +302,57 @@ def dead_rows(mask: Any) -> Any:
 
 
 def unequal(a: Any, b: Any, where: Any = None) -> Any:
-    """Where two tensors of one shape and device differ, or of those places where a third tensor is true."""
-    differ = a.detach() != b.detach()
+    """Where two tensors of one shape and device differ, or of those places where a third tensor is true.
+
+    They compare as numbers: neither is cast to the dtype of the other.
+    """
+    differ = _differ(a.detach(), b.detach())
     return differ if where is None else differ & compared(a, where)
+
+
+def _differ(a: Any, b: Any) -> Any:
+    if a.dtype.is_complex and b.dtype.is_complex:
+        return a != b  # the wider of the two holds every number of the other
+    if a.dtype.is_complex:
+        return _differ(a.real, b) | (a.imag != 0)
+    if b.dtype.is_complex:
+        return _differ(b, a)
+    if a.dtype == b.dtype and a.dtype.itemsize > 1:  # torch does not compare float8
+        return a != b
+    (x, _, whole), (y, _, other_whole) = comparable(a), comparable(b)
+    if whole != other_whole:
+        return _unlike_whole(x, a, y) if whole else _unlike_whole(y, b, x)
+    if _is_uint64(a) != _is_uint64(b):
+        unsigned, signed = (x, y) if _is_uint64(a) else (y, x)
+        return ((unsigned ^ -(2**63)) != signed) | (signed < 0)
+    return x != y
+
+
+def _unlike_whole(whole: Any, x: Any, other: Any) -> Any:
+    """Where numbers of float64 differ from those of an integer tensor `x`, whose `comparable` values are `whole`."""
+    import torch  # noqa: PLC0415
+
+    if _is_uint64(x):  # numbers from 2**63 on, and those below
+        bits = whole ^ -(2**63)
+        large = other >= 2.0**63
+        same_sign = large == (bits < 0)
+        return ~same_sign | torch.where(
+            large, _unlike_int64(whole, other - 2.0**63), _unlike_int64(bits, other) | (other < 0)
+        )
+    return _unlike_int64(whole, other)
+
+
+def _unlike_int64(whole: Any, other: Any) -> Any:
+    import torch  # noqa: PLC0415
+
+    fits = (other >= -(2.0**63)) & (other < 2.0**63) & (other == other.floor())
+    return ~fits | (torch.where(fits, other, 0.0).to(torch.int64) != whole)
+
+
+def _is_uint64(x: Any) -> bool:
+    import torch  # noqa: PLC0415
+
+    return bool(x.dtype is torch.uint64)
 
 
 def compared(a: Any, where: Any) -> Any:

@@ -12,11 +12,23 @@ from types import ModuleType
 from llm_op_guard.contract.vocabulary import declare
 from llm_op_guard.guard import functions
 from llm_op_guard.install.installer import Candidate
-from llm_op_guard.integrations.transformers import attention, caches, norms, rope, token_ids
+from llm_op_guard.integrations.transformers import (
+    attention,
+    cache_updates,
+    caches,
+    entry,
+    masks,
+    models,
+    moe,
+    norms,
+    rope,
+)
 from llm_op_guard.integrations.transformers.known import LIBRARY
 
-PARTS = (rope, norms, attention, token_ids)
-_OTHER_MODULES = frozenset({attention.SDPA_MODULE, token_ids.GENERATION_MODULE})
+PARTS = (rope, norms, moe, attention, cache_updates, masks, entry)
+_OTHER_MODULES = frozenset(
+    {*attention.INTEGRATIONS, cache_updates.CACHE_MODULE, entry.GENERATION_MODULE, masks.MASKS_MODULE}
+)
 FAMILIES = tuple(family for part in PARTS for family in part.FAMILIES)
 
 
@@ -24,7 +36,7 @@ __all__ = ["FAMILIES", "LIBRARY", "TransformersIntegration", "register"]
 
 
 class TransformersIntegration:
-    """The operators of Transformers' modeling files, of its attention integrations and of `generate`."""
+    """The operators of Transformers' modeling files, of its attention integrations, caches and of `generate`."""
 
     library = LIBRARY
 
@@ -48,6 +60,6 @@ class TransformersIntegration:
 
 def register() -> None:
     """Give the language the readers that know Transformers."""
-    for function, implementation in {**token_ids.READERS, **caches.READERS}.items():
+    for function, implementation in {**models.READERS, **masks.READERS, **caches.READERS}.items():
         declare(function)
         functions.register(function.name, implementation)

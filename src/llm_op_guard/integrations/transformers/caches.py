@@ -76,6 +76,18 @@ def cache_layers(cache: Any) -> int:
     return len(_layers(cache))
 
 
+def cache_layers_in_use(cache: Any) -> int:
+    """The layers of a cache up to the last one that holds tokens; raises NotApplicable where that is not known."""
+    if is_a(cache, tuple | list):
+        return len(_pairs(cache))
+    cache = _of_decoder(cache, "get_seq_length", _LENGTH, _LENGTH_OF_DECODER)
+    layers = _layers(cache)
+    for count in range(len(layers), 0, -1):
+        if _answer(layers[count - 1], "get_seq_length", _LENGTHS) > 0:
+            return count
+    return 0
+
+
 READERS: dict[Function, Callable[[Any], Any]] = {
     Function(
         "cache_length", "A", (("cache", "owner"),),
@@ -93,6 +105,12 @@ READERS: dict[Function, Callable[[Any], Any]] = {
         "the layers of a Transformers cache; does not apply to one that makes them as they come",
         eager=True,
     ): cache_layers,
+    Function(
+        "cache_layers_in_use", "A", (("cache", "owner"),),
+        "the layers of a Transformers cache up to the last one that holds tokens; does not apply to a static cache in "
+        "use, nor to layers that keep no tokens",
+        eager=True,
+    ): cache_layers_in_use,
 }  # fmt: skip
 
 

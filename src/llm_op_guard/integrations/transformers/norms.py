@@ -3,33 +3,159 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 from llm_op_guard.install.installer import Candidate
+from llm_op_guard.install.recognise import Fingerprint, fingerprint, innermost
 from llm_op_guard.integrations.transformers.known import Code, Family, known
 
 FAMILIES = (
     Family(
         "norm:rms_norm",
         {
-            "580bd6ee67df25ac": Code(
-                "llama and 141 others: weight times the rounded norm", versions=("4.57.6", "5.24.0")
-            ),
-            "23036fa880041935": Code("afmoe, gpt_oss: rounded after the weight", versions=("4.57.6", "5.24.0")),
+            "580bd6ee67df25ac": Code("llama and 141 others: weight times the rounded norm"),
+            "23036fa880041935": Code("afmoe, gpt_oss, olmo2 and 9 others: rounded after the weight"),
+            "324fb7237d0df213": Code("helium, lara_mini, nemotron_h: a weight in float32, rounded after it"),
+            "95497746b2a06020": Code("gradium_phonon_tts: in the input's dtype"),
+            "e5547167e79a22b7": Code("pocket_tts: scaled by the variance"),
         },
     ),
+    Family(
+        "norm:t5_layer_norm",
+        {"a957ed17b0aac25d": Code("t5, mt5, idefics and 7 others: the result in the weight's dtype")},
+    ),
+    Family(
+        "norm:rms_norm_of_x",
+        {
+            "27a15487072d48dc": Code("gemma, qwen3_next and 12 others: 1 + weight"),
+            "667763d612b1f563": Code("moshi, kyutai_speech_to_text"),
+            "d7eb2e34c23aad99": Code("llama4: the weight after rounding"),
+            "8786785913f6b30e": Code("muse_spark: 1 + weight, added in its dtype"),
+            "490759a100550fdd": Code("muse_spark: scaled before the norm"),
+        },
+    ),
+    Family("norm:rms_norm_of_tensor", {"0a102fa37c957016": Code("imagegpt")}),
+    Family("norm:rms_norm_with_scale", {"d1ade7ca71fada86": Code("gemma3n, gemma4 and 6 others")}),
+    Family("norm:unweighted_rms_norm", {"ddc1a7427e850ba7": Code("inkling2, inkling2_loop")}),
+    Family(
+        "norm:unweighted_rms_norm_of_x",
+        {
+            "da7fe6591d571b31": Code("nanochat, hrm_text, falcon_mamba, esmfold2; L2 norms of llama4 and dory"),
+            "f5bbfb1cd86a44ae": Code("deepseek_v4, glm5_next: the factor is rounded"),
+            "c9c202baf8b9a877": Code("hy_v4, hy_v4_vl: the factor alone"),
+        },
+    ),
+    Family(
+        "norm:affine_norm_of_x",
+        {
+            "5dbf72a7fb222e95": Code("xlstm: RMSNorm"),
+            "60179a37d0f8b8ec": Code("esm: LayerNorm of ESMFold, with its weights in bfloat16 where the input is"),
+        },
+    ),
+    Family(
+        "norm:gated_rms_norm",
+        {
+            "5a7164316e774bd0": Code("qwen3_next, qwen3_5, qwen3_5_moe, qwen4_exp, olmo_hybrid"),
+            "e32fc9187f856433": Code("bailing_hybrid, glm5_next, kimi_linear, lara_mini: no default works"),
+        },
+    ),
+    Family("norm:grouped_rms_norm", {"c8b1b7c057de1b6d": Code("mamba2, bamba, granitemoehybrid, nemotron_h, zamba2")}),
+    Family("norm:grouped_rms_norm_of_sequences", {"f7ef1d2426d168da": Code("falcon_h1")}),
+    Family(
+        "norm:affine_layer_norm",
+        {
+            "87ce87b33b545848": Code("cohere, cohere2, cohere2_moe, cohere_compass"),
+            "0dcbe6569cf22e54": Code("chameleon: weights of each head"),
+            "76fe59a44f3129f1": Code("deberta"),
+            "3dbf92fe8ad50700": Code("gradium_phonon_tts, pocket_tts: in the input's dtype"),
+        },
+    ),
+    Family(
+        "norm:layer_norm",
+        {
+            "20df0eb7ccf62066": Code("olmo: in float32, without a weight"),
+            "2291218ca49d5de6": Code("esmfold2: in float32"),
+            "dad255cb4085ebc8": Code("esmc: the result in the input's dtype"),
+            "17def88f47eeb38b": Code("videoprism: 1 + weight"),
+        },
+    ),
+    Family("norm:layer_norm_of_input", {"a1b1a15208ac1151": Code("nemotron: 1 + weight")}),
+    Family("norm:layer_norm_of_features", {"47d68db1323a583c": Code("convnext, sam and 18 others")}),
+    Family("norm:layer_norm_2d", {"e27b5a8a15ca6b1d": Code("eomt, eomt_dinov3, videomt")}),
+    Family("norm:layer_norm_of_channels", {"8edfbe5411daf199": Code("vitdet")}),
+    Family("norm:layer_norm_of_rows", {"584ee4e2c5731df9": Code("squeezebert")}),
+    Family("norm:layer_norm_per_head", {"5b267e5f8fee2eb0": Code("stablelm")}),
+    Family("norm:layer_norm_with_gamma", {"2a3d9c77db3b7113": Code("moonshine_streaming")}),
+    Family("norm:group_norm_of_input", {"546f9dd0df349c7c": Code("emu3")}),
+    Family("norm:query_key_norm", {"abaa7e7611180e5e": Code("zaya")}),
+    Family("norm:frozen_batch_norm", {"85ab253e63d3a082": Code("detr and 13 others")}),
 )
+
+# Methods that a forward calls on itself. They keep the shape of what they are given, which the contracts count on.
+_METHODS = {
+    "_norm": {
+        "c6c2526ce9be0b95": Code("gemma and 20 others: by the root of the mean square"),
+        "f7e067b7231344ca": Code("qwen4_exp: the same, in groups"),
+        "f7346a4d2bf4b5a9": Code("gemma3n, gemma4 and 6 others: the same, as a power"),
+        "d1ed3ddaf2274217": Code("dory: by the root of the sum of squares"),
+    },
+    "_rms_normalize": {"3f8e311bc9f089e0": Code("xlstm")},
+    "_apply_weight_bias": {"22306e1dfbf3d459": Code("xlstm")},
+}
+
+# Code that was read and has no contract.
+_LEFT_OUT = {
+    "63758d5293ede17c": "a layer of an encoder, not a norm",
+    "65922b61e7991d51": "a layer of an encoder, not a norm",
+    "6c0251ea90c66dda": "an encoder, not a norm",
+    "872ffbfdfac7cf2f": "an encoder, not a norm",
+    "c0d765b101a05bb9": "attention between two norms, not a norm",
+    "24151f53fb8b58a3": "a convolution before a norm",
+    "d252128698b7255b": "two linear layers, not a norm",
+    "3c6cab631ac71e52": "a weight and a bias, not a norm",
+    "91f5d6960654c56d": "the norm in it is guarded by itself",
+    "147e8309e46df6e2": "torch's BatchNorm1d between two transpositions",
+    "61a1194d5860099d": "it tests the width itself",
+    "c93c93ebc2e337cd": "it tests the shape itself",
+    "9b58b3a64ddb6ab6": "it tests heads and width itself",
+    "f64034724ddd1583": "its statistics are those of what a mask keeps, which may have many shapes",
+    "a7df7c4a2bd90d08": "scaled by a second input through convolutions",
+    "8d957352facd8bef": "scaled by a second input through linear layers",
+    "8ecde14c760f53bc": "scaled by a second input through linear layers",
+    "68bdc42a1505ccc8": "scaled by an embedding, whose ids may have many shapes",
+}
+
+_NAMED_SO = re.compile(r"Norm(Gated|1P|2d|PerHead)?$")
 
 
 def candidates(module: ModuleType) -> Iterator[Candidate]:
-    """The `forward` of every class that a modeling file calls RMSNorm."""
+    """The `forward` of every class that a modeling file calls a norm."""
     for cls in list(module.__dict__.values()):
         if (
             inspect.isclass(cls)
             and cls.__module__ == module.__name__
-            and "RMSNorm" in cls.__name__
+            and _NAMED_SO.search(cls.__name__)
             and "forward" in cls.__dict__
         ):
-            site = f"{cls.__module__}.{cls.__name__}.forward"
-            yield known(site, f"{cls.__name__}.forward", cls.__dict__["forward"], *FAMILIES)
+            yield _forward_of(cls)
+
+
+def _forward_of(cls: type) -> Candidate:
+    site, operator = f"{cls.__module__}.{cls.__name__}.forward", f"{cls.__name__}.forward"
+    found = cls.__dict__["forward"]
+    if (reason := _LEFT_OUT.get(_digest(found))) is not None:
+        return Candidate(site, operator, reason=reason)
+    for name, code in _METHODS.items():
+        method = inspect.getattr_static(cls, name, None)
+        if method is not None and (digest := _digest(method)) not in code:
+            return Candidate(site, operator, reason=f"its {name} is not one that is known (fingerprint {digest})")
+    return known(site, operator, found, *FAMILIES)
+
+
+def _digest(found: object) -> str:
+    """What code is recognised by; nothing where it cannot be read."""
+    function = innermost(found)
+    code = fingerprint(function) if isinstance(function, FunctionType) else function
+    return code.digest if isinstance(code, Fingerprint) else ""

@@ -1,0 +1,57 @@
+"""Caches: `update` of Transformers' caches and of their layers, where new keys and values are put in."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from types import ModuleType
+
+from llm_op_guard.install.installer import Candidate
+from llm_op_guard.integrations.transformers.known import Code, Family, known
+
+FAMILIES = (
+    Family("cache:update", {"7d05a2b9c43b7ec3": Code("Cache, and with it all but EncoderDecoderCache")}),
+    Family(
+        "cache:growing_layer_update",
+        {
+            "dba70fe538cfa7b2": Code("DynamicLayer, and with it the indexed and the mixed ones"),
+            "b15d9f2a7ba11ac6": Code("DynamicSlidingWindowLayer, and with it a mixed one"),
+            "91c3df20a7363573": Code("QuantizedLayer, and with it those of Quanto and HQQ"),
+        },
+    ),
+    Family("cache:shared_layer_update", {"c8394c0f98ba9b72": Code("deepseek_v4")}),
+    Family("cache:static_layer_update", {"322360d4b9dd3537": Code("StaticLayer, indexed and mixed ones too")}),
+    Family(
+        "cache:static_sliding_layer_update", {"3f0712f35c3defef": Code("StaticSlidingWindowLayer, a mixed one too")}
+    ),
+    Family("cache:fp8_layer_update", {"977be2c6908cd372": Code("Fp8QuantizedLayer")}),
+)
+
+CACHE_MODULE = "transformers.cache_utils"
+
+# Code that was read and has no contract.
+_LEFT_OUT = {
+    "DummyLayer": "it holds nothing, and says so",
+    "UnlimitedOcrDynamicReferenceSlidingWindowLayer": "it keeps the prompt apart from the window",
+    "UnlimitedOcrStaticReferenceSlidingWindowLayer": "it keeps the prompt apart from the window",
+}
+_KINDS = frozenset({"Cache", "CacheLayerMixin", "DummyLayer"})
+
+
+def candidates(module: ModuleType) -> Iterator[Candidate]:
+    """The `update` of every cache and layer of a cache that a module defines."""
+    for cls in list(module.__dict__.values()):
+        if not inspect.isclass(cls) or cls.__module__ != module.__name__ or not _holds_keys(cls):
+            continue
+        update = cls.__dict__.get("update")
+        if update is None or getattr(update, "__isabstractmethod__", False):
+            continue
+        site, operator = f"{cls.__module__}.{cls.__name__}.update", f"{cls.__name__}.update"
+        if cls.__name__ in _LEFT_OUT:
+            yield Candidate(site, operator, reason=_LEFT_OUT[cls.__name__])
+        else:
+            yield known(site, operator, update, *FAMILIES)
+
+
+def _holds_keys(cls: type) -> bool:
+    return any(base.__name__ in _KINDS and base.__module__ == CACHE_MODULE for base in cls.__mro__)

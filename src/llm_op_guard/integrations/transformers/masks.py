@@ -1,0 +1,109 @@
+"""Attention masks, in the functions that make them for nearly every model: a 2-D mask of padding against the tokens.
+
+There, and nowhere before, it is certain what a mask is measured against: models hand over theirs as they got it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache as remembered
+from types import FunctionType, ModuleType
+from typing import Any
+
+from llm_op_guard.contract.vocabulary import Function
+from llm_op_guard.guard.reading import NotApplicable, optional_attribute
+from llm_op_guard.install.installer import Candidate
+from llm_op_guard.install.recognise import Fingerprint, fingerprint
+from llm_op_guard.integrations.transformers.caches import cache_capacity, cache_length
+from llm_op_guard.integrations.transformers.known import Code, Family, known
+
+MASKS_MODULE = "transformers.masking_utils"
+
+_FAMILIES = {
+    "create_causal_mask": Family("mask:create_causal_mask", {"c1b77a0501de53b0": Code("masking_utils")}),
+    "create_sliding_window_causal_mask": Family("mask:create_causal_mask", {"f657c45ab2c1e680": Code("masking_utils")}),
+    "create_chunked_causal_mask": Family("mask:create_causal_mask", {"c04afbcbbd3b80c5": Code("masking_utils")}),
+}
+FAMILIES = tuple(_FAMILIES.values())
+
+# What turns a 2-D mask into the one of an attention, by its code; where an attention has none, masks are not looked at.
+_MAKERS = {
+    "178cb883f268ce1b": "eager",
+    "22d6fa97fcc72a52": "sdpa",
+    "1f46d179868dffab": "flash",
+    "b2c706e093a5a1c1": "flex",
+}
+
+
+def candidates(module: ModuleType) -> Iterator[Candidate]:
+    """The functions that make causal masks."""
+    if module.__name__ != MASKS_MODULE:
+        return
+    for name, family in _FAMILIES.items():
+        site = f"{MASKS_MODULE}.{name}"
+        found = module.__dict__.get(name)
+        if found is None:
+            yield Candidate(site, name, reason="this version of Transformers has no such function")
+        else:
+            yield known(site, name, found, family)
+
+
+def makes_masks(config: Any, *names: str) -> bool:
+    """Whether one of these ("eager", "sdpa", "flash", "flex") makes the masks of a model.
+
+    Raises NotApplicable where that is a function that is not known.
+    """
+    module = sys.modules.get(MASKS_MODULE)
+    makers = None if module is None else module.__dict__.get("ALL_MASK_ATTENTION_FUNCTIONS")
+    name = optional_attribute(config, "_attn_implementation_internal")
+    if type(name) is not str or makers is None:
+        raise NotApplicable
+    for mapping in (optional_attribute(makers, "_local_mapping"), optional_attribute(makers, "_global_mapping")):
+        if type(mapping) is dict and name in mapping:
+            return _maker(mapping[name]) in names
+    raise NotApplicable
+
+
+def _maker(function: Any) -> str:
+    maker = _MAKERS.get(_digest_of(function)) if isinstance(function, FunctionType) else None
+    if maker is None:
+        raise NotApplicable
+    return maker
+
+
+@remembered
+def _digest_of(function: FunctionType) -> str:
+    code = fingerprint(function)
+    return code.digest if isinstance(code, Fingerprint) else ""
+
+
+def mask_columns(cache: Any, new: int) -> int:
+    """The columns of a 2-D mask that are looked at when so many tokens come to those of a cache, or to none.
+
+    Raises NotApplicable for a static cache in use, which counts on the device.
+    """
+    if cache is None:
+        return new
+    columns = cache_length(cache) + new
+    try:
+        return int(max(columns, cache_capacity(cache)))
+    except NotApplicable:
+        return int(columns)
+
+
+READERS: dict[Function, Callable[..., Any]] = {
+    Function(
+        "makes_masks", "A", (("config", "owner"), ("name", "text")),
+        'one of those named, of "eager", "sdpa", "flash" and "flex", makes masks for a Transformers model of this '
+        "config; does not apply to functions that are not known",
+        variadic=True,
+        eager=True,
+    ): makes_masks,
+    Function(
+        "mask_columns", "A", (("cache", "owner"), ("new", "int")),
+        "the columns of a 2-D mask that are looked at when so many new tokens come to a Transformers cache, or to "
+        "None; does not apply to a static cache in use",
+        eager=True,
+    ): mask_columns,
+}  # fmt: skip

@@ -1,0 +1,262 @@
+"""What is read of a Transformers model itself: its tables, its layers, what its loss takes.
+
+Each answer holds only for a model whose modules do in plain sight what is asked (`forwards`), with code that is known
+where a fingerprint can know it, and without hooks that could come between; else there is none. Fingerprints were taken
+from Transformers 5.24.0. A program that is traced gets no answer: it would trace what is asked.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+from llm_op_guard.contract.vocabulary import Function
+from llm_op_guard.guard.reading import UNSET, NotApplicable, path_value, present
+from llm_op_guard.install.recognise import Fingerprint, Refused, fingerprint, innermost
+from llm_op_guard.integrations.transformers import forwards
+
+# Bodies of rotary modules that make one angle of each position, whatever the shape of `position_ids`.
+_ROTARY = {
+    "51d117f54e575d41": "llama and 126 others",
+    "19b1cc23ae7e1283": "gemma3 and 16 others: a frequency for each kind of layer",
+    "cb1f334d51cb7844": "olmo and 5 others: in float32",
+    "6d4ad7a056cfa86f": "cohere and 3 others: each frequency twice in a row",
+    "1b3c6ff829a598c5": "olmo3 and 2 others: a frequency for each kind of layer, in float32",
+    "1e5c6553c3644600": "llama4, deepseek_v2: complex",
+    "626bb21051b7bb04": "gpt_oss: half a table",
+}
+_GENERATION = "transformers.generation.utils"
+# `ForCausalLMLoss`, which shifts labels, and ignores -100.
+_CAUSAL_LM_LOSS = "92434fe932f2ec9f"
+
+
+def embedding_rows(model: Any) -> int:
+    """The rows of the table in which a model's own forward looks token ids up.
+
+    Raises NotApplicable where that is not known for certain: the model, and its decoder (`base_model_prefix`) where
+    it has one, must hand the ids on as they are, to an embedding that takes them as they are.
+    """
+    return _rows(_table_of_ids(_as_generated(model)))
+
+
+def embedding_width(model: Any) -> int:
+    """The columns of that table; raises NotApplicable where embeddings of the caller may go another way than its."""
+    decoder = _as_generated(model)
+    table = _table_of_ids(decoder)
+    if not forwards.embeds_as_given(_known_forward(decoder)):
+        raise NotApplicable
+    width, columns = path_value(table, "embedding_dim"), path_value(table, "weight", "shape", (1,))
+    if not isinstance(width, int) or width != columns:
+        raise NotApplicable
+    return width
+
+
+def takes_positions(model: Any) -> bool:
+    """Whether each token's `position_ids` turn its queries and keys; raises NotApplicable where that is not known."""
+    decoder = _as_generated(model)
+    _table_of_ids(decoder)
+    function = _known_forward(decoder)
+    rotary = path_value(decoder, "rotary_emb")
+    if path_value(rotary, "_forward_pre_hooks"):
+        raise NotApplicable
+    if not forwards.rotates_positions(function) or not forwards.embeds_as_given(function):
+        raise NotApplicable
+    if _digest(_known_forward(rotary)) not in _ROTARY:
+        raise NotApplicable
+    return True
+
+
+def position_rows(model: Any) -> int:
+    """The rows of the table in which a model looks positions up; raises NotApplicable where that is not certain."""
+    decoder = _as_generated(model)
+    if not forwards.looks_positions_up(_known_forward(decoder)):
+        raise NotApplicable
+    return _rows(_embedding(path_value(decoder, "wpe")))
+
+
+def decoder_layers(model: Any) -> int:
+    """The layers of a decoder, each of which fills one of its cache; raises NotApplicable where that is not certain."""
+    layers = path_value(model, "layers", "_modules")
+    config = path_value(model, "config", "num_hidden_layers")
+    if type(layers) is not dict or not layers or config != len(layers):
+        raise NotApplicable
+    attention = path_value(layers.get(str(config - 1)), "self_attn")
+    if not forwards.runs_every_layer(_known_forward(model)) or path_value(attention, "layer_idx") != config - 1:
+        raise NotApplicable
+    if not forwards.fills_its_layer(_known_forward(attention)):
+        raise NotApplicable
+    return len(layers)
+
+
+def needs_tokens(model: Any) -> bool:
+    """Whether a model's attention fails without tokens; raises NotApplicable where that is not certain."""
+    attention = path_value(_as_generated(model), "layers", "_modules", ("0",), "self_attn")
+    if not forwards.fails_without_tokens(_known_forward(attention)):
+        raise NotApplicable
+    return True
+
+
+def label_classes(model: Any) -> int:
+    """How many classes the labels of a causal LM have; raises NotApplicable where another loss may be taken."""
+    if not forwards.learns_next_tokens(_known_forward(model)) or present(model, "_loss_function"):
+        raise NotApplicable
+    takes_positions(_inner(model))
+    base = sys.modules.get("transformers.modeling_utils")
+    mapping = path_value(base, "LOSS_MAPPING")
+    loss = mapping.get(path_value(model, "loss_type")) if type(mapping) is dict else None
+    if _digest(loss) != _CAUSAL_LM_LOSS or not _has_loss_of_library(model, base):
+        raise NotApplicable
+    classes = path_value(model, "config", "vocab_size")
+    if not isinstance(classes, int) or path_value(model, "vocab_size") not in (UNSET, classes):
+        raise NotApplicable
+    return classes
+
+
+READERS: dict[Function, Callable[[Any], Any]] = {
+    Function(
+        "embedding_rows", "A", (("model", "owner"),),
+        "the rows of the table in which a Transformers model's own forward looks up token ids; does not apply to "
+        "a model of which that is not known for certain",
+        eager=True,
+    ): embedding_rows,
+    Function(
+        "embedding_width", "A", (("model", "owner"),),
+        "the columns of that table, where embeddings of the caller go the same way as its own; else it does not apply",
+        eager=True,
+    ): embedding_width,
+    Function(
+        "takes_positions", "A", (("model", "owner"),),
+        "a Transformers model rotates every token by its own of `position_ids`; does not apply where that is not known",
+        eager=True,
+    ): takes_positions,
+    Function(
+        "position_rows", "A", (("model", "owner"),),
+        "the rows of the table in which a Transformers model looks positions up; does not apply where that is unknown",
+        eager=True,
+    ): position_rows,
+    Function(
+        "decoder_layers", "A", (("model", "owner"),),
+        "the layers of a Transformers decoder, each with one of its cache; does not apply where that is not known",
+        eager=True,
+    ): decoder_layers,
+    Function(
+        "needs_tokens", "A", (("model", "owner"),),
+        "the attention of a Transformers model fails without tokens; does not apply where that is not known",
+        eager=True,
+    ): needs_tokens,
+    Function(
+        "label_classes", "A", (("model", "owner"),),
+        "the classes that the labels of a Transformers causal LM stand for; does not apply to another loss",
+        eager=True,
+    ): label_classes,
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------- modules
+
+
+def _as_generated(model: Any) -> Any:
+    """The module whose forward looks token ids up when a model is called or generates: itself or its decoder."""
+    if _looks_up(model):
+        return model
+    inner = _inner(model)
+    if not _prepares_as_usual(model) or path_value(model, "_forward_pre_hooks"):
+        raise NotApplicable
+    return inner
+
+
+def _inner(model: Any) -> Any:
+    """The decoder (`base_model_prefix`) to which a model hands token ids as they are."""
+    prefix = path_value(model, "base_model_prefix")
+    inner = path_value(model, prefix) if isinstance(prefix, str) and prefix else UNSET
+    if inner is UNSET or not forwards.hands_ids_on(_known_forward(model), prefix):
+        raise NotApplicable
+    if path_value(inner, "_forward_pre_hooks") or not _looks_up(inner):
+        raise NotApplicable
+    return inner
+
+
+def _looks_up(module: Any) -> bool:
+    function = _forward(module)
+    return function is not None and forwards.table_of_ids(function) is not None
+
+
+def _table_of_ids(decoder: Any) -> Any:
+    name = forwards.table_of_ids(_known_forward(decoder))
+    if name is None:
+        raise NotApplicable
+    return _embedding(path_value(decoder, name))
+
+
+def _embedding(table: Any) -> Any:
+    if path_value(table, "_forward_pre_hooks") or not _takes_ids_as_they_are(_known_forward(table)):
+        raise NotApplicable
+    return table
+
+
+def _rows(table: Any) -> int:
+    # The module's own count and the table's rows: either may be behind after a resize or a split over devices.
+    count, rows = path_value(table, "num_embeddings"), path_value(table, "weight", "shape", (0,))
+    if not isinstance(count, int) or not isinstance(rows, int):
+        raise NotApplicable
+    return max(count, rows)
+
+
+# ---------------------------------------------------------------- code
+
+
+def _forward(module: Any) -> FunctionType | None:
+    """The innermost forward of a module's class; None where the instance has its own or there is none."""
+    return None if path_value(module, "forward") is not UNSET else _class_forward(type(module))
+
+
+def _known_forward(module: Any) -> FunctionType:
+    function = _forward(module)
+    if function is None:
+        raise NotApplicable
+    return function
+
+
+def _class_forward(cls: type) -> FunctionType | None:
+    found = next((base.__dict__["forward"] for base in cls.__mro__ if "forward" in base.__dict__), None)
+    return _innermost(found) if isinstance(found, FunctionType) else None
+
+
+@cache
+def _innermost(function: FunctionType) -> FunctionType | None:
+    inner = innermost(function)
+    return None if isinstance(inner, Refused) else inner
+
+
+def _digest(function: Any) -> str:
+    return _digest_of(function) if isinstance(function, FunctionType) else ""
+
+
+@cache
+def _digest_of(function: FunctionType) -> str:
+    code = fingerprint(function)
+    return code.digest if isinstance(code, Fingerprint) else ""
+
+
+def _prepares_as_usual(model: Any) -> bool:
+    """Whether `generate` makes what the model is given without a word of the model's own."""
+    return all(
+        next((cls.__module__ for cls in type(model).__mro__ if name in cls.__dict__), None) == _GENERATION
+        for name in ("prepare_inputs_for_generation", "_prepare_position_ids_for_generation")
+    )
+
+
+def _has_loss_of_library(model: Any, base: Any) -> bool:
+    owner = next((cls for cls in type(model).__mro__ if "loss_function" in cls.__dict__), None)
+    return owner is not None and owner is path_value(base, "PreTrainedModel")
+
+
+@cache
+def _takes_ids_as_they_are(function: FunctionType) -> bool:
+    """Whether an embedding's forward is torch's own, or does nothing with ids but hand them to that."""
+    if function.__module__ == "torch.nn.modules.sparse" and function.__qualname__ == "Embedding.forward":
+        return True
+    return forwards.hands_on_to_super(function)
