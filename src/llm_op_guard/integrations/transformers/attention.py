@@ -55,7 +55,9 @@ _EAGER = (
         "attention:eager_attention_forward_cutting_masks",
         {
             "6075c8092dde433c": Code("llama and 68 others: grouped heads, the mask added", versions=("4.57.6",)),
-            "41b9dd576104503e": Code("gemma2 and 4 others: scores are capped where `softcap` says so", versions=("4.57.6",)),
+            "41b9dd576104503e": Code(
+                "gemma2 and 4 others: scores are capped where `softcap` says so", versions=("4.57.6",)
+            ),
             "64edf5858484bb58": Code("gpt_oss: with sinks", versions=("4.57.6",)),
             "63626d14488a8543": Code("llama4: softmax in the dtype of the scores", versions=("4.57.6",)),
             "354895105c6fe190": Code("idefics2: groups where the module has them", versions=("4.57.6",)),

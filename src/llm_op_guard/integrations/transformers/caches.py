@@ -80,7 +80,7 @@ def cache_layers_in_use(cache: Any) -> int:
     """The layers of a cache up to the last one that holds tokens; raises NotApplicable where that is not known."""
     if is_a(cache, tuple | list):
         return len(_pairs(cache))
-    cache = _of_decoder(cache, "get_seq_length", _LENGTH, _LENGTH_OF_DECODER)
+    cache = _of_decoder(cache, "get_seq_length", (_LENGTH, _LENGTH_OF_FIRST), _LENGTH_OF_DECODER)
     layers = _layers(cache)
     for count in range(len(layers), 0, -1):
         if _answer(layers[count - 1], "get_seq_length", _LENGTHS) > 0:

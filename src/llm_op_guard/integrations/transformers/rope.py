@@ -29,8 +29,12 @@ FORMULAS: dict[str, Family] = {
             "fbdc58d8a41e613f": Code("olmo and 6 others: the result in q's dtype"),
             "3ae6ee8735c53311": Code("esm, evolla, modernbert, modernbert_decoder: computed in float32"),
             "545bdc88133517f9": Code("hunyuan_vl: cos and sin in float32 too"),
-            "e95ec27031776296": Code("llama and 58 others: in the dtype of q and cos, position_ids unused", versions=("4.57.6",)),
-            "1afe587c93cd1213": Code("olmo and 3 others: the result in q's dtype, position_ids unused", versions=("4.57.6",)),
+            "e95ec27031776296": Code(
+                "llama and 58 others: in the dtype of q and cos, position_ids unused", versions=("4.57.6",)
+            ),
+            "1afe587c93cd1213": Code(
+                "olmo and 3 others: the result in q's dtype, position_ids unused", versions=("4.57.6",)
+            ),
         },
     ),
     "halves, turned the other way": Family(
@@ -43,9 +47,14 @@ FORMULAS: dict[str, Family] = {
             "cf7c2f593ffa9dc4": Code("cohere, cohere2, cohere2_moe, efficientloftr, lightglue: computed in float32"),
             "f98804f0e9d164e0": Code("blt: in the dtype of q and cos"),
             "eb80da26be12f00b": Code("ernie4_5_vl_moe: computed in float32"),
-            "f7148658a8401505": Code("cohere, cohere2, efficientloftr, lightglue: computed in float32, position_ids unused", versions=("4.57.6",)),
+            "f7148658a8401505": Code(
+                "cohere, cohere2, efficientloftr, lightglue: computed in float32, position_ids unused",
+                versions=("4.57.6",),
+            ),
             "5dbeaf1604287614": Code("blt: in the dtype of q and cos, position_ids unused", versions=("4.57.6",)),
-            "02c765a70a27193a": Code("qwen2_5_omni: in the dtype of q and cos, position_ids unused", versions=("4.57.6",)),
+            "02c765a70a27193a": Code(
+                "qwen2_5_omni: in the dtype of q and cos, position_ids unused", versions=("4.57.6",)
+            ),
         },
     ),
     "neighbours, first half of the table": Family(
@@ -53,7 +62,9 @@ FORMULAS: dict[str, Family] = {
         {
             "8d6763f8c4259ce3": Code("ernie4_5, ernie4_5_moe, hy_v4_vl: computed in float32"),
             "7ba6fcdc51944562": Code("helium: in the dtype of q and cos"),
-            "51f1b24dbdac576c": Code("ernie4_5, ernie4_5_moe: computed in float32, position_ids unused", versions=("4.57.6",)),
+            "51f1b24dbdac576c": Code(
+                "ernie4_5, ernie4_5_moe: computed in float32, position_ids unused", versions=("4.57.6",)
+            ),
             "a945d5ee578a96c0": Code("helium: in the dtype of q and cos, position_ids unused", versions=("4.57.6",)),
         },
     ),
