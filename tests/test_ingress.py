@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
+import pickle
 import threading
 import warnings
 from types import SimpleNamespace
@@ -389,3 +391,74 @@ def test_any_fields(named: dict[str, Any], others: dict[str, Any]) -> None:
 @given(TREES)
 def test_any_value(value: Any) -> None:
     survives(value)
+
+
+# ---------------------------------------------------------------- what a server may hand in
+
+
+class OddDict(dict[Any, Any]):
+    def _fails(self, *_: Any) -> Any:
+        raise ZeroDivisionError
+
+    keys = items = values = get = __iter__ = __getitem__ = __contains__ = __len__ = _fails
+
+
+class OddText(str):
+    def encode(self, *_: Any) -> Any:
+        raise ZeroDivisionError
+
+    isascii = __len__ = __str__ = __eq__ = encode
+    __hash__ = str.__hash__
+
+
+class OddBytes(bytes):
+    def __bytes__(self) -> Any:
+        raise ZeroDivisionError
+
+    decode = __len__ = __bytes__
+
+
+class OddList(list[Any]):
+    def __iter__(self) -> Any:
+        raise ZeroDivisionError
+
+    __len__ = __getitem__ = __iter__
+
+
+class NoClass:
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda: OddDict(prompt="a"),
+        lambda: OddText('{"prompt": "a"}'),
+        lambda: OddBytes(b'{"prompt": "a"}'),
+        lambda: {OddText("prompt"): "a"},
+    ],
+)
+def test_classes_of_the_server_are_not_asked(body: Any) -> None:
+    fields = check(body())
+    assert type(fields) is dict
+    assert fields["prompt"] == "a"
+
+
+def test_what_is_no_body_is_refused() -> None:
+    assert rules({1: 2, "prompt": "a"}) == ["json"]
+    assert rules({"prompt": "a", "user": {(1, 2): 3}}) == ["json"]
+    assert rules(NoClass()) == ["json_object"]
+    assert refusal({1: 2}).violations[0].observed == "an object of the body has a field whose name is no text"
+
+
+def test_it_is_copied_as_it_is_and_not_pickled() -> None:
+    assert copy.deepcopy({"check": check})["check"] is check
+    with pytest.raises(TypeError, match=r"what og\.ingress returns belongs to its process"):
+        pickle.dumps(check)
+
+
+def test_a_hostile_list_is_one_violation() -> None:
+    assert rules({"prompt": "a", "stop": [1] * 20_000}) == ["stop[_].type", "stops"]
+    assert len(og.record.violations) == 2

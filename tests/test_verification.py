@@ -398,6 +398,8 @@ def test_numpy_truths_are_truths() -> None:
     assert broken(contract("require(fits(x), id='a')"), answering(np.bool_(False))) == ["a"]
     assert broken(contract("require(fits(x), id='a')"), answering(np.bool_(True))) == []
     assert broken(contract("require(fits(x) == 3, id='a')"), answering(np.int64(4))) == ["a"]
+    assert broken(contract("require(fits(x) == 1, id='a')"), answering(np.float32(1))) == []
+    assert broken(contract("require(fits(x) < 1.5, id='a')"), answering(np.float16(2))) == ["a"]
 
 
 @pytest.mark.parametrize("name", ["system", "fitz"])

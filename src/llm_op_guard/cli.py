@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return MISUSED
     except BrokenPipeError:
         # Whoever read our output has gone. Without this, Python complains at exit, when it flushes.
-        with contextlib.suppress(OSError, ValueError):  # somebody replaced stdout
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # somebody replaced stdout
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     except KeyboardInterrupt:

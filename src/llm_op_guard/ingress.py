@@ -9,11 +9,12 @@ import copy
 import inspect
 import json
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.parse import stub_signature
 from llm_op_guard.guard.describe import kind_text
+from llm_op_guard.guard.reading import is_a
 from llm_op_guard.guard.violation import Violation
 from llm_op_guard.report.dispatch import Dispatcher
 from llm_op_guard.verification import Verification
@@ -43,8 +44,14 @@ class Ingress:
         self._parameters = tuple(signature.parameters.values())
         self._verification = Verification(contract, operator=contract.name, site=contract.id, dispatcher=dispatcher)
 
+    def __deepcopy__(self, memo: object) -> Ingress:
+        return self  # it has no state that a copy could have for itself
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("what og.ingress returns belongs to its process: pickle the path of the contract, and load it")
+
     def __call__(self, body: Body) -> dict[str, Any]:
-        """The fields of the body, defaults of the stub filled in; raises GuardError and nothing else.
+        """The fields of the body, defaults of the stub filled in; raises GuardError and nothing else, whatever it is.
 
         A body that is too large is refused before it is decoded; a dict has been decoded already, by whoever has its
         size to answer for. Fields that the stub does not name are left as they are.
@@ -53,7 +60,7 @@ class Ingress:
         if isinstance(decoded, _Fault):
             violation = self._violation(decoded.rule, None, decoded.observed, decoded.expected)
             raise self._verification.dispatcher.refused(self._verification, violation)
-        fields = dict(decoded)
+        fields = decoded
         arguments, missing = self._arguments(fields)
         absent = tuple(self._violation(f"{name}.missing", name, f"{name} is missing", "a value") for name in missing)
         if (error := self._verification.broken(arguments, absent)) is not None:
@@ -109,8 +116,8 @@ _NUMBERS = f"numbers of at most {_MAX_BITS} bits"
 
 def _decoded(body: Any, max_bytes: int) -> dict[str, Any] | _Fault:
     """The fields of a body. What is wrong is returned, not raised: an error of Python's own would hold the body."""
-    found = body
-    if isinstance(body, str | bytes | bytearray | memoryview):
+    found = body = _plainly(body)
+    if is_a(body, str | bytes | bytearray | memoryview):
         try:
             size = body.nbytes if isinstance(body, memoryview) else len(body)
             if isinstance(body, str) and size <= max_bytes:  # no fewer bytes than characters
@@ -129,10 +136,18 @@ def _decoded(body: Any, max_bytes: int) -> dict[str, Any] | _Fault:
             return _TOO_DEEP
         except ValueError:
             return _Fault("json", "the body cannot be read: a number has too many digits, or its buffer is gone", _JSON)
-    if not isinstance(found, dict):
+    if not is_a(found, dict):
         kind = "null" if found is None else kind_text(found)
         return _Fault("json_object", f"the body is {kind}", "an object with named fields")
-    return _wrong_within(found) or found
+    return _wrong_within(found) or {_plainly(name): value for name, value in dict.items(found)}
+
+
+def _plainly(body: Any) -> Any:
+    """A text or bytes without what a class of the server's may make of them: none of its methods is called."""
+    for kind in (str, bytes, bytearray):
+        if is_a(body, kind):
+            return kind.__getitem__(body, slice(None)) if type(body) is not kind else body
+    return body
 
 
 _TOO_DEEP = _Fault("json", "the body is nested too deeply", f"at most {MAX_NESTING} levels")
@@ -156,18 +171,21 @@ def _wrong_within(fields: dict[str, Any]) -> _Fault | None:
     for _ in range(MAX_NESTING):
         below: list[Any] = []
         for holder in level:
-            for part in (*dict.keys(holder), *dict.values(holder)) if isinstance(holder, dict) else holder:
-                if isinstance(part, dict | list):
+            is_object = is_a(holder, dict)
+            if is_object and not all(is_a(name, str) for name in dict.keys(holder)):  # of a dict that somebody made
+                return _Fault("json", "an object of the body has a field whose name is no text", _JSON)
+            for part in (*dict.keys(holder), *dict.values(holder)) if is_object else list.__iter__(holder):
+                if is_a(part, dict | list):
                     if id(part) not in seen:
                         seen.add(id(part))
                         below.append(part)
-                elif isinstance(part, str):
-                    if not part.isascii() and not _is_text(part):
+                elif is_a(part, str):
+                    if not str.isascii(part) and not _is_text(part):
                         return _Fault("json", "a text in the body has half of a surrogate pair", "texts of Unicode")
-                elif isinstance(part, float):
+                elif is_a(part, float):
                     if not math.isfinite(part):
                         return _Fault("json", "a number in the body is too large", _NUMBERS)
-                elif isinstance(part, int) and part.bit_length() > _MAX_BITS:
+                elif is_a(part, int) and int.bit_length(part) > _MAX_BITS:
                     return _Fault("json", "a number in the body is too large", _NUMBERS)
         if not below:
             return None
@@ -177,7 +195,7 @@ def _wrong_within(fields: dict[str, Any]) -> _Fault | None:
 
 def _is_text(part: str) -> bool:
     try:
-        part.encode()
+        str.encode(part)
     except UnicodeEncodeError:
         return False
     return True

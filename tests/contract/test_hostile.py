@@ -154,3 +154,70 @@ def test_an_imported_name_is_no_object_to_read_from() -> None:
         with pytest.raises(og.ContractError):
             og.guard(f"from os import system\n{body}")(lambda x, y=None: None)
     assert callable(os.system)
+
+
+# ---------------------------------------------------------------- what a file may hold
+
+
+@pytest.mark.parametrize(
+    "literal",
+    ["{1, 2}", "b'a'", "...", "2j", "1e400", "-1e400", "(1, {2})", "{'a': [1, ...]}", "{(1, 2j): 3}", "[1e999]"],
+)
+def test_constants_are_numbers_texts_and_what_holds_them(literal: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.contract"
+    file.write_text(f"TABLE = {literal}\ndef f(n):\n    require(n in TABLE)\n")
+    with pytest.raises(og.ContractError, match="a constant is a number, a text, or a tuple, list or dict of these"):
+        og.load(file)
+    file.write_text("TABLE = {('a', -1): [1.5, True, None], 2: {}}\ndef f(n):\n    require(n in TABLE[2])\n")
+    og.load(file)
+
+
+def test_constants_have_names_of_ascii(tmp_path: Path) -> None:
+    file = tmp_path / "a.contract"
+    file.write_text("\u0391\u0392\u0393 = 3\ndef f(n):\n    require(n < \u0391\u0392\u0393)\n")
+    with pytest.raises(og.ContractError, match=r"a constant has a name of capitals \(A to Z\)"):
+        og.load(file)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "require(n > 1, hint='\\ud800')",
+        "require(n > 1, because=f'{n} \\udfff')",
+        "require(n > 1, id='\\ud800')",
+        "require(n == '\\ud800')",
+        "n: '\\ud800' | int",
+        "'\\ud800'\n    n: int",
+        "n: int = why(because='\\ud800')",
+        "pass\ndef g(n='\\ud800'):\n    pass",
+    ],
+)
+def test_a_text_that_cannot_be_written_is_refused(body: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.contract"
+    file.write_text(f"def f(n):\n    {body}\n")
+    with pytest.raises(og.ContractError, match="half a character") as caught:
+        og.load(file)
+    str(caught.value).encode()
+
+
+def test_a_contract_in_python_with_half_a_character_is_refused() -> None:
+    with pytest.raises(og.ContractError) as caught:
+        og.guard("require(n > 1, hint='\ud800')")(lambda n: n)
+    str(caught.value).encode()
+
+
+@pytest.mark.parametrize("name", ["a.contract", "a.json"])
+def test_a_byte_order_mark_is_no_part_of_the_text(name: str, tmp_path: Path) -> None:
+    text = {"a.contract": "def f(n):\n    n: int\n    require(n >> 1)\n"}.get(
+        name, '{"name": "f", "signature": "n", "body": [{"require": "n >> 1"}]}'
+    )
+    file = tmp_path / name
+    file.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    with pytest.raises(og.ContractError) as marked:
+        og.load(file)
+    file.write_text(text)
+    with pytest.raises(og.ContractError) as plain:
+        og.load(file)
+    assert str(marked.value) == str(plain.value)
+    file.write_bytes(b"\xef\xbb\xbf" + text.replace(">>", ">").encode())
+    assert og.load(file)["f"].rules

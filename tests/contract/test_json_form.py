@@ -294,6 +294,61 @@ def test_deep_nesting_is_refused() -> None:
 
 # ---------------------------------------------------------------- the schema, and anything at all
 
+SAME = [
+    # (a document, whether it is right)
+    (one({"require": "x.shape[0]\n> 1"}), True),
+    (one({"require": " x.shape[0] > 1\n"}), True),
+    (one({"require": "# why\nx.shape[0] > 1"}), True),
+    (one({"input": {"name": "x", "shape": [3.0, 0]}}), True),
+    (one({"input": {"name": "x", "shape": [-1]}}), False),
+    (one({"input": {"name": "x", "shape": [2.5]}}), False),
+    (one({"input": {"name": "x", "shape": [" "]}}), False),
+    (one({"input": {"name": "x", "dtype": ""}}), False),
+    (one({"input": {"name": "x", "device": [" "]}}), False),
+    (one({"require": ""}), False),
+    (one({"require": " \n"}), False),
+    (one({"declare": "x", "type": ""}), False),
+    (one({"require": "x.shape[0] > 1", "id": " "}), False),
+    (one({"require": "x.shape[0] > 1", "id": "a\nb"}), False),
+    (one({"require": "x.shape[0] > 1", "id": "a\u00a0b"}), False),
+    (one({"require": "x.shape[0] > 1", "id": " a b "}), True),
+    (one({"assign": ["for"], "value": "x.shape"}), False),
+    (one({"remember": "x", "facts": {"class": "x.shape"}}), False),
+    ({**one(), "name": "class"}, False),
+    ({"contracts": [one()], "$schema": "x"}, True),
+    ({"contracts": [one()], "$schema": 5}, False),
+    ({"contracts": [one()], "$schema": None}, False),
+    ({"contracts": [one()], "constants": {"\u0391\u0392\u0393": "1"}}, False),
+    ({"contracts": [one()], "constants": {"___": "1"}}, False),
+    ({"contracts": [one()], "constants": {"_A1": "1"}}, True),
+    ({"contracts": [one()], "constants": {"ABC": ""}}, False),
+    ({"contracts": [one()], "imports": {"__a": "c"}}, False),
+    ({"contracts": [one()], "imports": {"_a": "c.d"}}, True),
+    ({"contracts": [one()], "imports": {"a": "c.__d__"}}, False),
+    ({"contracts": [one()], "imports": {"a": "__main__"}}, True),
+]
+
+
+@pytest.mark.parametrize(("data", "right"), SAME)
+def test_the_schema_and_the_reader_agree(data: Any, right: bool) -> None:
+    assert SCHEMA.is_valid(data) is right
+    if right:
+        assert parse_json(json.dumps(data))
+    else:
+        with pytest.raises(og.ContractError):
+            parse_json(json.dumps(data))
+
+
+@pytest.mark.parametrize("text", ["n) + (n\n", "n] + [n\n", "n\n) + (n > 1", "n > 1)\n#", "n\n > 1\n)"])
+def test_several_lines_close_no_bracket_of_ours(text: str) -> None:
+    with pytest.raises(og.ContractError, match="not Python syntax"):
+        parse_json(json.dumps({"name": "f", "signature": "n", "body": [{"require": text}]}))
+
+
+def test_numbers_without_end_are_refused() -> None:
+    with pytest.raises(og.ContractError, match="not JSON: the number 1e400 is too large"):
+        parse_json('{"name": "f", "body": [{"input": {"name": "q", "shape": [1e400]}}]}')
+
 
 def mutated(data: Any, rng: random.Random) -> Any:
     """The document with one thing changed somewhere."""

@@ -509,9 +509,7 @@ def test_it_ends_soon(body: str) -> None:
     assert time.perf_counter() - started < 30
 
 
-@pytest.mark.parametrize(
-    "number", ["1e999", "-1e999", "1" + "0" * 4000, "1e300", "1j", "True", "'a'", "None", "(1, 2)"]
-)
+@pytest.mark.parametrize("number", ["1" + "0" * 4000, "1e300", "True", "'a'", "None", "(1, 2)"])
 def test_constants_of_every_kind(number: str) -> None:
     rules = [
         "D < LIMIT",

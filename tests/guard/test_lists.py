@@ -55,7 +55,6 @@ def test_a_guard_with_lists_checks_arguments_and_results() -> None:
         widen([t(2, 4), t(3, 4)], times=3)
     assert [(v.rule_id, v.expected) for v in caught.value.violations] == [
         ("result[_].shape", "2 * D = 8"),
-        ("result[_].shape", "2 * D = 8"),
     ]
     with pytest.raises(og.GuardError, match="as_many"):
         widen([t(2, 4), t(3, 4)], lost=1)
@@ -196,3 +195,25 @@ def test_checked_calls_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     operator([t(1)])
     operator([t(2)])
     assert api.tally.checks == before + 2
+
+
+def test_a_rule_that_many_items_break_is_told_once() -> None:
+    @og.guard("stop: list[str]\npairs: None | list[(int, str)]\nx: None | list[any[D]]")
+    def operator(stop: Any, pairs: Any = None, x: Any = None) -> None: ...
+
+    def told(*arguments: Any) -> list[tuple[str, str | None, str]]:
+        with pytest.raises(og.GuardError) as caught:
+            operator(*arguments)
+        return [(v.rule_id, v.argument, v.observed) for v in caught.value.violations]
+
+    assert told(["a", 1]) == [("stop[_].type", "stop[1]", "stop[1] is an int")]
+    assert told(["a", 1, "b", 2]) == [("stop[_].type", "stop[1]", "stop[1] is an int (and 1 more item)")]
+    assert told([1] * 9_000) == [("stop[_].type", "stop[0]", "stop[0] is an int (and 8999 more items)")]
+    assert told([], [(1, "a"), (1, 2), ("a", 3)]) == [
+        ("pairs[_][1].type", "pairs[1][1]", "pairs[1][1] is an int (and 1 more item)"),
+        ("pairs[_][0].type", "pairs[2][0]", "pairs[2][0] is a str"),
+    ]
+    assert told([], None, [torch.ones(3), torch.ones(4), torch.ones(3), torch.ones(5)]) == [
+        ("x[_].shape", "x[1]", "x[1].shape[0] = 4 (and 1 more item)")
+    ]
+    assert len(og.record.violations) == 6

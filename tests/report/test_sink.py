@@ -383,3 +383,19 @@ def test_notes_are_bounded(file: Path) -> None:
 def test_a_false_alarm_of_nothing(bad: Any) -> None:
     with pytest.raises(TypeError, match="false_alarm takes a violation, such as"):
         og.record.false_alarm(bad)
+
+
+@pytest.mark.parametrize("path", ["a" * 300, "a" * 300 + "/b", "a\0b", "~nobody-of-this-name/a"])
+def test_a_path_that_cannot_be_is_a_policy_error(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(og.PolicyError, match="cannot record to"):
+        og.record_to(path)
+
+
+def test_a_relative_path_in_a_folder_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(og.PolicyError, match=r"cannot record to 'guards\.jsonl': No such file or directory"):
+        og.record_to("guards.jsonl")

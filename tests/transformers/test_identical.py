@@ -209,8 +209,9 @@ def test_the_tally_of_the_library_counts(tiny: Make, monkeypatch: pytest.MonkeyP
     assert api.tally.checks == 0
     with og.installed("transformers"):
         model(IDS)
-    # Two entries, one mask; per layer two norms, one rotary embedding, one attention; the last norm.
-    assert api.tally.checks == 3 + 2 * 4 + 1
+    # Two entries, one mask; per layer two norms, one rotary embedding, one attention, the cache and its layer; the
+    # last norm.
+    assert api.tally.checks == 3 + 2 * 6 + 1
 
 
 # ---------------------------------------------------------------- other models

@@ -23,7 +23,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from llm_op_guard import api
 from llm_op_guard.contract.parse import parse_stubs
-from llm_op_guard.integrations import transformers as integration
+from llm_op_guard.integrations.transformers import known
 from zoo import _chosen
 
 HERE = Path(__file__).parent
@@ -57,7 +57,7 @@ def test_a_sample_of_the_zoo(tmp_path: Path) -> None:
     assert min(llama["scenarios"][name]["checks"] for name in everything if "build" not in name) > 0
     assert by_type["llava"]["scenarios"]["sdpa/images"]["outcome"] == "same"
     assert "transformers.models.llama.modeling_llama.apply_rotary_pos_emb" in llama["guarded"]
-    assert by_type["gptj"]["refused"]
+    assert by_type["gptj"]["guarded"]
 
 
 def test_the_comparison_sees_every_bit() -> None:
@@ -101,7 +101,7 @@ def test_outcomes(plain: Outcome, guarded: Outcome, outcome: str) -> None:
 
 def test_a_false_alarm_and_a_changed_bit_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     never = parse_stubs("def rms_norm(hidden_states):\n    require(hidden_states.shape[0] == 99, id='never')", "never")
-    monkeypatch.setattr(integration, "contract_named", lambda _: never["rms_norm"])
+    monkeypatch.setattr(known, "contract_named", lambda _: never["rms_norm"])
     monkeypatch.setattr(api.tally, "counting", False)  # put back afterwards
     monkeypatch.setattr(child, "ATTENTIONS", ("eager",))
     monkeypatch.setattr(scenarios, "SCENARIOS", {"prefill": scenarios.prefill, "draw": lambda _: drawn()})

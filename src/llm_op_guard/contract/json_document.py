@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
+import math
 import warnings
 from typing import Any, NoReturn
 
@@ -28,7 +29,9 @@ class Document:
         if len(text) > most_characters:
             raise source.error(f"the text has {len(text)} characters; at most {most_characters} are read")
         try:
-            self.data: Any = json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_not_a_number)
+            self.data: Any = json.loads(
+                text, object_pairs_hook=_without_repeats, parse_constant=_not_a_number, parse_float=_finite
+            )
             json.dumps(self.data, ensure_ascii=False).encode()
         except json.JSONDecodeError as error:
             start = text.rfind("\n", 0, error.pos) + 1
@@ -95,6 +98,12 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"the key {key[:50]!r} stands twice in one object")
         found[key] = value
     return found
+
+
+def _finite(number: str) -> float:
+    if not math.isfinite(float(number)):
+        raise ValueError(f"the number {number[:50]} is too large")
+    return float(number)
 
 
 def _not_a_number(word: str) -> NoReturn:

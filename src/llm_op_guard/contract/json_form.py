@@ -8,6 +8,7 @@ read as such, so that what a contract means is said in one place.
 from __future__ import annotations
 
 import ast
+import contextlib
 import keyword
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -158,6 +159,7 @@ class _Writer:
             yield from self._contract(data, ())
             return
         self._check_keys(data, ("contracts",), FILE_KEYS, ())
+        self._string(data.get("$schema", ""), ("$schema",))
         at: Pointer = ("imports",)
         for name, module in self._object(data.get("imports", {}), at).items():
             here = (*at, name)
@@ -314,7 +316,11 @@ class _Writer:
         yield ")" * (len(pieces) > 1)
 
     def _size(self, data: Any, at: Pointer) -> _Piece:
+        if isinstance(data, float) and data.is_integer():
+            data = int(data)  # 3.0 is a whole number of JSON
         if isinstance(data, int) and not isinstance(data, bool):
+            if data < 0:
+                raise self._document.error("a size is a whole number from 0 on", at)
             return _Piece(str(data), at)
         # In the brackets of a type, `*lead` stands too.
         node = self._parsed(f"_[{self._string(data, at)}]", at)
@@ -354,11 +360,21 @@ class _Writer:
 
     def _expression(self, data: Any, at: Pointer) -> _Piece:
         text = self._string(data, at)
-        node = self._parsed(text.strip(), at)
+        node = self._bracketed(text) or self._parsed(text.strip(), at)
         try:
             return _Piece(ast.unparse(node), at)
         except (RecursionError, ValueError):
             raise self._document.error("nested too deeply", at) from None
+
+    def _bracketed(self, text: str) -> ast.expr | None:
+        """An expression that stands in several lines, as it may within brackets."""
+        if "\n" not in text.strip():
+            return None
+        with contextlib.suppress(ContractError):
+            # A text that closes a bracket of its own accord cannot do so with both kinds.
+            self._parsed(f"[\n{text}\n]", ())
+            return self._parsed(f"(\n{text}\n)", ())
+        return None
 
     def _parsed(self, text: str, at: Pointer) -> ast.expr:
         try:

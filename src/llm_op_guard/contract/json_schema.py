@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 from typing import Any
 
 from llm_op_guard.contract.json_form import (
@@ -16,7 +17,9 @@ from llm_op_guard.errors import GUARD_ERRORS
 _TEXT = {"type": "string"}
 _BODY = {"type": "array", "items": {"$ref": "#/$defs/statement"}}
 _EXPRESSION = {"$ref": "#/$defs/expression"}
-_NAME = {"type": "string", "pattern": "^[^\\W\\d]\\w*$"}
+_WRITTEN = {"type": "string", "pattern": "\\S"}
+_NAME = {"$ref": "#/$defs/name"}
+_MODULE = "[^\\W\\d]\\w*(\\.[^\\W\\d]\\w*)*"
 
 # What stands behind each key, wherever it is used.
 _VALUES: dict[str, Any] = {
@@ -24,14 +27,14 @@ _VALUES: dict[str, Any] = {
     "imports": {
         "description": "predicates by name: the modules that they are imported from",
         "type": "object",
-        "propertyNames": _NAME,
-        "additionalProperties": {"type": "string", "pattern": "^[^\\W\\d]\\w*(\\.[^\\W\\d]\\w*)*$"},
+        "propertyNames": {"allOf": [_NAME, {"pattern": "^(?!__)"}]},
+        "additionalProperties": {"type": "string", "pattern": f"^(__main__|(?!__)(?!.*\\.__){_MODULE})$"},
     },
     "constants": {
         "description": "values by name: Python literals as texts",
         "type": "object",
-        "propertyNames": {"pattern": "^[A-Z_][A-Z0-9_]{2,}$"},
-        "additionalProperties": _TEXT,
+        "propertyNames": {"pattern": "^(?=.*[A-Z])[A-Z_][A-Z0-9_]{2,}$"},
+        "additionalProperties": _WRITTEN,
     },
     "contracts": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/contract"}},
     "name": _NAME,
@@ -52,16 +55,30 @@ _VALUES: dict[str, Any] = {
     "for": {"description": "the name, or names, that the loop gives", **_EXPRESSION},
     "in": _EXPRESSION,
     "do": _BODY,
-    "id": {"type": "string", "minLength": 1, "maxLength": 100},
+    "id": {
+        "description": "one line that can be printed",
+        "type": "string",
+        "maxLength": 100,
+        "pattern": "^(?=.*\\S)[^\\u0000-\\u001f\\u007f-\\u00a0\\u2028\\u2029]*$",
+    },
     "because": {"$ref": "#/$defs/text"},
     "hint": {"$ref": "#/$defs/text"},
     "certain": {"type": "boolean"},
     "error": {"enum": list(GUARD_ERRORS)},
-    "dtype": {"anyOf": [_TEXT, {"type": "array", "minItems": 1, "items": _TEXT}]},
-    "shape": {"type": "array", "items": {"type": ["string", "integer"]}},
-    "device": {"anyOf": [_TEXT, {"type": "array", "minItems": 1, "items": _TEXT}]},
+    "dtype": {"anyOf": [_WRITTEN, {"type": "array", "minItems": 1, "items": _WRITTEN}]},
+    "shape": {"type": "array", "items": {"anyOf": [_WRITTEN, {"type": "integer", "minimum": 0}]}},
+    "device": {"anyOf": [_WRITTEN, {"type": "array", "minItems": 1, "items": _WRITTEN}]},
     "optional": {"type": "boolean"},
 }
+
+
+_BEYOND = (
+    "What a schema cannot say, and loading a file refuses: keys that stand twice, numbers without end and halves of "
+    "characters; texts that are no expression or type of the language, or a target that is no path; names that have a "
+    "meaning in the language, or two meanings, and a second contract or parameter of one name; a contract without a "
+    "signature whose inputs name no parameter; rules that say nothing or that no call can keep; texts beyond the "
+    "limits of size."
+)
 
 
 def json_schema() -> dict[str, Any]:
@@ -70,10 +87,17 @@ def json_schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": "urn:llm-op-guard:contract",
         "title": "Contracts of operators",
+        "description": _BEYOND,
         "anyOf": [_object(FILE_KEYS, ("contracts",)), {"$ref": "#/$defs/contract"}],
         "$defs": {
-            "expression": {"description": "an expression of the contract language", **_TEXT},
-            "type": {"description": "a type of the contract language: floating[B, D] @ dev", **_TEXT},
+            "name": {
+                "description": "a name of Python that is no word of it",
+                "type": "string",
+                "pattern": "^[^\\W\\d]\\w*$",
+                "not": {"enum": keyword.kwlist},
+            },
+            "expression": {"description": "an expression of the contract language", **_WRITTEN},
+            "type": {"description": "a type of the contract language: floating[B, D] @ dev", **_WRITTEN},
             "text": {"anyOf": [_TEXT, {"type": "object", **_keys({"expression": _EXPRESSION}, ("expression",))}]},
             "contract": _object(CONTRACT_KEYS, ("name", "body")),
             "statement": {"oneOf": [_statement(kind) for kind in STATEMENTS]},

@@ -453,7 +453,7 @@ class Contract:
     def text(self) -> str:
         """The contract in normal form: two contracts that say the same in the same order have the same text."""
         lines = [f"from {module} import {name}" for name, module in sorted(self.imports.items())]
-        lines += [f"{name} = {value!r}" for name, value in self.constants.items()]
+        lines += [f"{name} = {value!r}" for name, value in sorted(self.constants.items())]
         lines += [f"def {self.name}({self.parameter_list}):"]
         lines += [f"    {line}" for line in _render(self.body)] or ["    pass"]
         return "\n".join(lines) + "\n"

@@ -50,16 +50,7 @@ from llm_op_guard.contract.kinds import (
     ranks_of,
     taken_by,
 )
-from llm_op_guard.contract.model import (
-    Assign,
-    Condition,
-    Contract,
-    Declare,
-    ListType,
-    Size,
-    TupleType,
-    Type,
-)
+from llm_op_guard.contract.model import Assign, Condition, Contract, Declare, ListType, Size, TupleType, Type
 from llm_op_guard.contract.path import Path, path_of
 from llm_op_guard.contract.source import Place
 from llm_op_guard.contract.vocabulary import (
@@ -72,6 +63,9 @@ from llm_op_guard.contract.vocabulary import (
 )
 from llm_op_guard.contract.walk import tensor_types
 from llm_op_guard.errors import ContractError
+
+# Of names that are told by each other, no more are followed: the stack has an end.
+_MOST_NAMES = 50
 
 
 class Operands:
@@ -86,6 +80,7 @@ class Operands:
         self.declared: dict[Path, Thing] = {}
         self.loop_names: dict[str, Thing] = {}
         self.given: dict[str, Thing] = {}
+        self.under_way: list[str] = []
         self.by_branch: dict[tuple[tuple[Condition, ...], bool], dict[Path, Thing]] = {}
         self.after_call = False
 
@@ -333,8 +328,11 @@ class Operands:
         return DTYPE if name in DTYPE_NAMES or name in DTYPE_SETS else ANYTHING
 
     def _assigned(self, name: str) -> Thing:
+        if len(self.under_way) > _MOST_NAMES:
+            return ANYTHING
         if name not in self.given:
             self.given[name] = ANYTHING  # while it is worked out, for names that need each other
+            self.under_way.append(name)
             outside = self.declared, self.loop_names, self.after_call
             found: list[Thing] = []
             for clause in self.contract.clauses:
@@ -346,6 +344,7 @@ class Operands:
                         found.append(parts[names.index(name)])
             self.declared, self.loop_names, self.after_call = outside
             self.given[name] = found[0] if len(found) == 1 else all_kinds(found)
+            self.under_way.pop()
         return kinds_of(self.given[name]) if self.after_call else self.given[name]
 
     def _attribute(self, kinds: Kinds, attr: str, node: ast.Attribute) -> Kinds:

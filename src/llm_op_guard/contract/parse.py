@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 import re
 import textwrap
 import warnings
@@ -51,7 +52,7 @@ _WHERE_IMPORTS_STAND = "imports stand at the top of a contract file, or of a con
 def read_text(file: FilePath) -> str:
     """The text of a contract file; raises ContractError when it cannot be read as UTF-8 text."""
     try:
-        return file.read_bytes().decode("utf-8")  # with its own line ends
+        return file.read_bytes().decode("utf-8-sig")  # with its own line ends
     except OSError as error:
         raise ContractError(f"cannot read the file: {error.strerror or error}", file=str(file)) from None
     except UnicodeDecodeError as error:
@@ -231,15 +232,28 @@ def _imported(node: ast.stmt, source: Source) -> Iterator[tuple[str, str]]:
 
 
 def _parts(statement: ast.stmt, source: Source) -> int:
-    """How many parts a statement has; raises ContractError where they stand too deep within each other."""
+    """How many parts a statement has; raises ContractError where they stand too deep within each other, and for texts
+    that no file can hold.
+    """
     parts = 0
     level: list[ast.AST] = [statement]
     for _ in range(MAX_NESTING):
         parts += len(level)
+        for node in level:
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and not _is_writable(node.value):
+                raise source.error("a text holds half a character (a lone surrogate)", node)
         level = [child for node in level for child in ast.iter_child_nodes(node)]
         if not level:
             return parts
     raise source.error(f"nested deeper than {MAX_NESTING} levels", statement)
+
+
+def _is_writable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _stub(node: ast.FunctionDef, source: Source, constants: dict[str, Any]) -> Contract:
@@ -290,14 +304,28 @@ def _used(known: Mapping[str, Any], body: list[ast.stmt]) -> dict[str, Any]:
 
 def _constant(name: str, node: ast.Assign, constants: dict[str, Any], source: Source) -> Any:
     """The value of `NAME = literal`: numbers, texts, tuples, lists and dicts of these."""
-    if not name.isupper() or name in constants or len(name) < 3:
-        raise source.error("a constant has a name of capitals, at least three, that no other constant has", node)
+    if not name.isupper() or not name.isascii() or name in constants or len(name) < 3:
+        raise source.error("a constant has a name of capitals (A to Z), at least three, that no other has", node)
     if name in source.imports:
         raise source.error(f"{name!r} is a constant here and imported from {source.imports[name]}", node)
     try:
-        return ast.literal_eval(node.value)
+        value = ast.literal_eval(node.value)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        raise source.error("a constant is a number, a text, or a tuple, list or dict of these", node.value) from None
+        value = ...
+    if not _is_constant(value):
+        raise source.error("a constant is a number, a text, or a tuple, list or dict of these", node.value)
+    return value
+
+
+def _is_constant(value: Any) -> bool:
+    match value:
+        case dict():
+            return all(_is_constant(part) for part in (*value.keys(), *value.values()))
+        case tuple() | list():
+            return all(_is_constant(part) for part in value)
+        case float():
+            return math.isfinite(value)
+    return value is None or isinstance(value, int | str)
 
 
 def _doc(node: ast.Expr, source: Source) -> str:

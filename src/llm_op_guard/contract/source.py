@@ -69,5 +69,6 @@ class Source:
             file=self.file,
             line=self.first_line + line - 1,
             column=self.indent + column + 1,
-            text=" " * self.indent + shown,
+            # What Python itself refused may hold half a character, which nobody could print.
+            text=" " * self.indent + shown.encode("utf-8", "replace").decode(),
         )

@@ -108,7 +108,7 @@ FUNCTIONS: dict[str, Function] = {
         Function(
             "within", "B", (("x", "tensor"), ("low", "number"), ("high", "number"), ("allow", "object")),
             "every element is at least low and below high, or is one of the sentinels given as allow=; "
-            "holds for an empty tensor",
+            "holds for an empty tensor, and for no other where a bound is NaN",
             required=3,
         ),
         Function("lowest", "B", (("x", "tensor"),), "the smallest element; does not apply to an empty tensor"),
@@ -140,7 +140,8 @@ FUNCTIONS: dict[str, Function] = {
         Function("negated", "B", (("mask", "tensor"),), "true where the mask is not", gives_tensor=True),
         Function(
             "consecutive", "B", (("x", "tensor"),),
-            "what x would be if it counted up by one from its first element, along the last dimension",
+            "what x would be if it counted up by one from its first element, along the last dimension; does not apply "
+            "where that is so large that it may have been rounded (bfloat16: from 256 on)",
             gives_tensor=True,
         ),
         Function(
@@ -163,7 +164,8 @@ FUNCTIONS: dict[str, Function] = {
         Function(
             "misspelt", "A", (("mapping", "owner"), ("name", "text")),
             "the first key of a dict that is nearly one of these names, which is itself not there, else None: two "
-            "letters off at most, one where the name has fewer than 8 letters, none where it has fewer than 5",
+            "letters off at most, one where the name has fewer than 8 letters, none where it has fewer than 5; name "
+            "both of a pair such as top_k and top_p, or the other is taken for a misspelling",
             variadic=True,
             eager=True,
         ),

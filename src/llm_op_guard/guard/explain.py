@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from llm_op_guard.contract.expressions import names_in
@@ -51,6 +50,7 @@ from llm_op_guard.guard.describe import (
     without_repeats,
 )
 from llm_op_guard.guard.evaluate import dtype_values, show, text_of
+from llm_op_guard.guard.fault import Fault, first_of_each_rule
 from llm_op_guard.guard.reading import (
     INAPPLICABLE,
     Broken,
@@ -63,24 +63,6 @@ from llm_op_guard.guard.reading import (
 from llm_op_guard.guard.reads import Read, reads_of
 from llm_op_guard.guard.violation import Binding, Violation
 from llm_op_guard.policy import CLASSES
-
-
-@dataclass
-class _Fault:
-    """A broken rule before it is dressed as a Violation."""
-
-    clause: Clause
-    rule_id: str
-    argument: str | None
-    observed: str
-    expected: str
-    names: set[str]
-    aspect: str | None = None
-    is_test: bool = False
-
-    @property
-    def certain(self) -> bool:
-        return self.is_test or self.clause.certain
 
 
 def explain(
@@ -128,7 +110,7 @@ class _Explanation:
         self.answers = answers
         self.bindings = Bindings(contract, clauses, arguments, known, after_call, answers)
         self.values = self.bindings.values
-        self.faults: list[_Fault] = []
+        self.faults: list[Fault] = []
         self.misfits: set[str] = set()
 
     def violations(self) -> list[Violation]:
@@ -187,7 +169,7 @@ class _Explanation:
     def _broken_test(self, clause: Clause, test: Expr, broken: str) -> None:
         rule_id = f"if {test.text}"
         if all(fault.rule_id != rule_id for fault in self.faults):  # once, not for every statement in the branch
-            fault = _Fault(clause, rule_id, self._argument_of(test), broken, test.text, set(names_in(test.node)))
+            fault = Fault(clause, rule_id, self._argument_of(test), broken, test.text, set(names_in(test.node)))
             fault.is_test = True
             self.faults.append(fault)
 
@@ -224,8 +206,10 @@ class _Explanation:
                 for index, item in enumerate(items):
                     self._judge_type(clause, path.item(index), item, value[index], rule.item(index))
             case ListType(item=item):
+                before = len(self.faults)
                 for index in range(min(len(value), LONGEST_LIST)):
                     self._judge_type(clause, path.item(index), item, value[index], rule.item("_"))
+                self.faults[before:] = first_of_each_rule(self.faults[before:])
             case TensorType():
                 self._judge_dtype(clause, path, chosen, value)
                 self._judge_sizes(clause, path, chosen, value)
@@ -424,20 +408,20 @@ class _Explanation:
         used = names or set()
         if expr is not None:
             used = used | (set(names_in(expr.node)) & set(self.contract.symbols))
-        self.faults.append(_Fault(clause, rule_id, argument, observed, expected, used, aspect))
+        self.faults.append(Fault(clause, rule_id, argument, observed, expected, used, aspect))
 
-    def _without_consequences(self) -> list[_Fault]:
+    def _without_consequences(self) -> list[Fault]:
         """Leave out rules that read just what a broken certain declaration already says is wrong."""
         causes = [fault for fault in self.faults if fault.aspect is not None and fault.certain]
         kept = [
             fault
             for fault in self.faults
-            if not any(_spoilt(read, cause) for read in self._reads(fault) for cause in causes if cause is not fault)
+            if not any(cause.spoils(read) for read in self._reads(fault) for cause in causes if cause is not fault)
         ]
         # Two declarations may each be the consequence of the other; then both are told.
         return kept if any(fault.certain for fault in kept) or not causes else self.faults
 
-    def _reads(self, fault: _Fault) -> list[Read]:
+    def _reads(self, fault: Fault) -> list[Read]:
         statement = fault.clause.statement
         if fault.is_test:
             return []
@@ -448,7 +432,7 @@ class _Explanation:
             return [Read(path, fault.aspect) for path in likes]
         return []
 
-    def _violation(self, fault: _Fault) -> Violation:
+    def _violation(self, fault: Fault) -> Violation:
         statement = fault.clause.statement
         reason = None if isinstance(statement, Assign | Remember) or fault.is_test else statement.reason
         bindings = [
@@ -462,7 +446,7 @@ class _Explanation:
             cost_class=fault.clause.cost_class,
             certain=fault.certain,
             argument=fault.argument,
-            observed=fault.observed,
+            observed=fault.told,
             expected=fault.expected,
             bindings=tuple(bindings),
             because=text_of(self.values, reason.because) if reason else None,
@@ -490,11 +474,3 @@ def _is_promise(statement: Leaf) -> bool:
         case Declare(path=path):
             return path.root == "result"
     return False
-
-
-def _spoilt(read: Read, cause: _Fault) -> bool:
-    if str(read.path) != cause.argument:
-        return False
-    if read.aspect == "value":
-        return cause.aspect in ("type", "dtype", "shape")
-    return cause.aspect in ("type", read.aspect)

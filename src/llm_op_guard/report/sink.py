@@ -68,8 +68,16 @@ class JsonLines:
         for name, value, least in (("max_records", max_records, 1), ("keep", keep, 0)):
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise PolicyError(f"{name}= is a whole number, {least} or more; got {value!r}")
-        self.path = Path(os.path.abspath(Path(path).expanduser()))  # noqa: PTH100 - links stay as they are
-        if self.path.is_dir():
+        try:
+            self.path = Path(os.path.abspath(Path(path).expanduser()))  # noqa: PTH100 - links stay as they are
+            if "\0" in str(self.path):
+                raise ValueError("embedded null byte")
+            is_folder = self.path.is_dir()
+        except (OSError, ValueError, RuntimeError) as error:  # too long, in a folder that is gone, of no such user
+            raise PolicyError(
+                f"cannot record to {os.fspath(path)!r}: {getattr(error, 'strerror', None) or error}"
+            ) from None
+        if is_folder:
             raise PolicyError(f"cannot record to {self.path}: it is a directory; name a file, such as guards.jsonl")
         with contextlib.suppress(OSError):  # said when a line cannot be written
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,14 +9,19 @@ _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 
 
 class Terminal:
-    """A stream to write lines to. Colour only where the stream is a terminal and NO_COLOR is not set."""
+    """A stream to write lines to, or None: Python has none where the descriptor was closed (`>&-`).
 
-    def __init__(self, stream: TextIO) -> None:
+    Colour only where the stream is a terminal and NO_COLOR is not set.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
         self.stream = stream
         self.colour = _wants_colour(stream)
 
     def line(self, text: str = "") -> None:
         """Write one line (or several, where the text has them) and flush, so that slow work shows progress."""
+        if self.stream is None:
+            return
         encoding = self.stream.encoding or "utf-8"
         self.stream.write(text.encode(encoding, "replace").decode(encoding) + "\n")
         self.stream.flush()
@@ -36,8 +41,8 @@ class Terminal:
         self.line(f"{self.paint('llm-op-guard: error:', 'bold', 'red')} {text}")
 
 
-def _wants_colour(stream: TextIO) -> bool:
+def _wants_colour(stream: TextIO | None) -> bool:
     # no-color.org: set and not empty. These say how to draw, not what to check, so they are not policy.
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
-    return stream.isatty()
+    return stream is not None and stream.isatty()
