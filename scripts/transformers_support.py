@@ -147,7 +147,7 @@ def looked_through(names: Iterable[str]) -> Survey:
                 seen.add(id(candidate.function))
                 function = candidate.function or _found_at(candidate.site, module)
                 kind = part.__name__.rpartition(".")[2]
-                contract = candidate.contract.id.removesuffix(".contract") if candidate.contract else ""
+                contract = candidate.contract.id.replace(".contract:", ":") if candidate.contract else ""
                 places.append(Place(kind, candidate.site, contract, candidate.reason, *_code(function)))
     return Survey(transformers.__version__, tuple(places), tuple(failed))
 

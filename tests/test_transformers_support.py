@@ -143,7 +143,7 @@ def test_unknown_code_is_drafted_beside_what_it_is_most_like(found: Any) -> None
     new, beside = changed(found)
     lines = [line.strip() for line in script.draft(new, beside)]
     assert lines[1] == f"rope 0123456789abcdef: 1 sites, llama; {ROPE}"
-    assert lines[2].startswith("most like rope.contract:apply_rotary_pos_emb ")
+    assert lines[2].startswith("most like rope:apply_rotary_pos_emb ")
     assert lines[2].endswith(f"%: {ROPE}")
     assert "-def apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1):" in lines
     assert "+def apply_rotary_pos_emb(q, k, cos, sin, position_ids=None, unsqueeze_dim=1):" in lines

@@ -60,6 +60,7 @@ _EAGER = (
             ),
             "64edf5858484bb58": Code("gpt_oss: with sinks", versions=("4.57.6",)),
             "63626d14488a8543": Code("llama4: softmax in the dtype of the scores", versions=("4.57.6",)),
+            "3c353b744fadb3ba": Code("llama4: its vision tower", versions=("4.57.6",)),
             "354895105c6fe190": Code("idefics2: groups where the module has them", versions=("4.57.6",)),
         },
     ),
