@@ -4,25 +4,34 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CODE := src tests benchmarks scripts
+TRANSFORMERS_4 := 4.57.6
+# The version that support-draft is about: make support-draft VERSION=5.25.0
+VERSION ?= $(TRANSFORMERS_4)
 CONTRACTS := $(wildcard src/llm_op_guard/contracts/*/*.contract tests/yardstick/*.contract)
 
 # Nothing here downloads a model.
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test zoo lint format types bench docs clean
+.PHONY: help demo test zoo test-transformers-4 lint format types bench docs support support-check support-draft clean
 help:
 	@echo "make demo    a tiny Llama with and without guards, then bad inputs side by side"
 	@echo "make test    the tests                           make zoo     every model type of Transformers, guarded and not"
 	@echo "make lint    ruff check and format check        make format  apply both"
 	@echo "make types   mypy --strict                      make bench   the benchmarks"
 	@echo "make docs    write the generated parts anew     make clean   remove .venv and caches"
+	@echo "make test-transformers-4    the tests of the Transformers contracts with Transformers $(TRANSFORMERS_4)"
+	@echo "make support    write docs/transformers-support.md anew, from Transformers $(TRANSFORMERS_4) too"
+	@echo "make support-draft VERSION=5.25.0    what another Transformers has that no contract was written for"
 
 demo: $(READY)
 	@$(BIN)/python -m llm_op_guard demo
 
 test: $(READY)
 	@$(BIN)/python -m pytest
+
+test-transformers-4: .venv-$(TRANSFORMERS_4)/.ready
+	@.venv-$(TRANSFORMERS_4)/bin/python -m pytest tests/transformers tests/test_transformers_support.py
 
 # For example: make zoo ZOO="--types llama,bert --jobs 4"
 zoo: $(READY)
@@ -49,8 +58,19 @@ docs: $(READY)
 	@$(BIN)/python scripts/language_reference.py
 	@$(BIN)/python scripts/examples.py
 
+support: $(READY) .venv-$(TRANSFORMERS_4)/.ready
+	@$(BIN)/python scripts/transformers_support.py
+	@.venv-$(TRANSFORMERS_4)/bin/python scripts/transformers_support.py
+	@$(BIN)/ruff format --quiet src/llm_op_guard/integrations
+
+support-check: $(READY)
+	@$(BIN)/python scripts/transformers_support.py --check
+
+support-draft: $(READY) .venv-$(VERSION)/.ready
+	@.venv-$(VERSION)/bin/python scripts/transformers_support.py --draft --beside $(BIN)/python
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last, so an interrupted installation is taken up again.
@@ -62,3 +82,13 @@ $(READY): pyproject.toml constraints-dev.txt
 	@$(BIN)/python -m pip install --quiet --constraint constraints-dev.txt --editable '.[dev,transformers]'
 	@touch $(READY)
 	@echo "$(VENV) is ready"
+
+# Another Transformers and what it needs of its own; the rest, torch included, is that of .venv.
+.venv-%/.ready: $(READY)
+	@echo "setting up .venv-$*: transformers $*, and the rest from $(VENV)"
+	@test -x .venv-$*/bin/python || $(BIN)/python -m venv .venv-$*
+	@grep -v '^transformers==' constraints-dev.txt > .venv-$*/constraints.txt
+	@.venv-$*/bin/python -m pip install --quiet --constraint .venv-$*/constraints.txt 'transformers==$*'
+	@echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \
+		> "$$(.venv-$*/bin/python -c 'import site; print(site.getsitepackages()[0])')/beside.pth"
+	@touch $@

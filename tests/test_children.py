@@ -233,8 +233,8 @@ def test_a_library_that_is_unknown_is_a_warning_at_import() -> None:
     done = python("-c", "import llm_op_guard; print('ran')", LLM_OP_GUARD_INSTALL="vlm")
     assert (done.returncode, done.stdout) == (0, "ran\n")
     assert (
-        "GuardWarning: llm-op-guard guards nothing in this process: nothing is known of 'vlm'; known: transformers "
-        "(from LLM_OP_GUARD_INSTALL)" in done.stderr
+        "GuardWarning: llm-op-guard guards nothing in this process: nothing is known of 'vlm'; known: transformers, "
+        "torch (from LLM_OP_GUARD_INSTALL)" in done.stderr
     )
 
 

@@ -675,7 +675,8 @@ def test_doctor_of_an_unknown_library() -> None:
     done = command("doctor", "--library", "transformer")
     assert done.returncode == 2
     assert done.stderr == (
-        "llm-op-guard: error: nothing is known of 'transformer'; did you mean 'transformers'?; known: transformers\n"
+        "llm-op-guard: error: nothing is known of 'transformer'; did you mean 'transformers'?; "
+        "known: transformers, torch\n"
     )
 
 

@@ -78,6 +78,21 @@ def test_the_error_named_by_the_rule_can_be_caught() -> None:
     assert len(violation.contract_hash) == 12
 
 
+def test_a_declaration_names_its_error_too() -> None:
+    @og.guard("x: floating[B, D] = why(error=RuntimeError)\ny: floating[B] = why(error=TypeError, certain=False)")
+    def operator(x: Any, y: Any) -> Any:
+        return x
+
+    operator(torch.ones(2, 3), torch.ones(2))
+    for wrong in (torch.ones(2), torch.ones(2, 3).long(), 3):
+        with pytest.raises(RuntimeError) as caught:
+            operator(wrong, torch.ones(2))
+        assert isinstance(caught.value, og.GuardError)
+        assert not isinstance(caught.value, TypeError)
+    with pytest.warns(og.GuardWarning):
+        operator(torch.ones(2, 3), torch.ones(2).long())
+
+
 def test_an_error_for_clients_of_the_openai_api() -> None:
     with pytest.raises(og.GuardError) as caught:
         clinical_entity_linker(IDS + 1, MASK, TABLE)

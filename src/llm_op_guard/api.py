@@ -29,6 +29,7 @@ from llm_op_guard.install.callables import operation as operation_of
 from llm_op_guard.install.installer import Candidate, Installer, Integration, Report
 from llm_op_guard.install.operation import GUARDED, Operation, no_parameters
 from llm_op_guard.install.site import Refusal, Site
+from llm_op_guard.integrations import torch as _torch
 from llm_op_guard.integrations import transformers as _transformers
 from llm_op_guard.policy import (
     CLASSES,
@@ -61,6 +62,7 @@ _dispatcher = Dispatcher(record, _waivers)
 _user_sites: weakref.WeakSet[Site] = weakref.WeakSet()
 _INTEGRATIONS: dict[str, Callable[[], Integration]] = {
     _transformers.LIBRARY: _transformers.TransformersIntegration,
+    _torch.LIBRARY: _torch.TorchIntegration,
 }
 _installers: dict[str, Installer] = {}
 
@@ -352,6 +354,11 @@ def status() -> Report:
 def known_libraries() -> tuple[str, ...]:
     """The libraries that `install` knows."""
     return tuple(_INTEGRATIONS)
+
+
+def default_libraries() -> tuple[str, ...]:
+    """Those that are guarded where nobody names any: not torch itself, whose functions everything calls."""
+    return tuple(library for library in _INTEGRATIONS if library != _torch.LIBRARY)
 
 
 def sites() -> list[Site]:

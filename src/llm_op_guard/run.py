@@ -150,9 +150,9 @@ def _guard(record: str | None) -> None:
             softened = Action.RECORD
             set_policy(default=softened)
     sink = api.record.sink
-    set_for_children(STARTUP, api.known_libraries(), sink.path if sink is not None else None, softened)
+    set_for_children(STARTUP, api.default_libraries(), sink.path if sink is not None else None, softened)
     api.count_checks()
-    for library in api.known_libraries():
+    for library in api.default_libraries():
         api.install(library)
 
 
@@ -200,7 +200,7 @@ def _why_nothing(sites: int, checks: int) -> str:
     if sites:
         return "no guarded operator was called outside compiled code"
     status = api.status()
-    absent = [library for library in api.known_libraries() if library not in sys.modules]
+    absent = [library for library in api.default_libraries() if library not in sys.modules]
     if not status.libraries:
         return "the program took the guards away (uninstall)"
     if absent and status.refused:

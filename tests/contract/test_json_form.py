@@ -41,7 +41,7 @@ def operator(self, q, k, /, mask=None, *rest, causal=False, **options):
     In two paragraphs, with "quotes".
     '''
     q: T[B, H, L, D] @ dev = why(because="one", hint=f"{D} of" if D % 2 else "other")
-    k: None | (float16 | bfloat16)[B | 1, *lead, 3, _] @ (dev | cpu) = why(certain=False)
+    k: None | (float16 | bfloat16)[B | 1, *lead, 3, _] @ (dev | cpu) = why(certain=False, error=RuntimeError)
     n = self.heads
     a, b = q.shape[2], q.shape[3]
     if causal:

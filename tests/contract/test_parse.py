@@ -61,7 +61,7 @@ returns: like(x)'''
     assert contract.assigned == {"half_width"}
     rule = contract.body[3]
     assert isinstance(rule, Require)
-    assert (rule.id, rule.error, rule.reason.certain) == ("even", "IndexError", False)
+    assert (rule.id, rule.reason.error, rule.reason.certain) == ("even", "IndexError", False)
     assert str(contract.body[4].path) == "result"  # type: ignore[union-attr]
 
 
@@ -168,7 +168,7 @@ REFUSED = {
         1,
     ),
     "x: like(x)": ("x is declared by itself", 1),
-    "x: int = 3": ("behind a type only = why(because=…, hint=…, certain=…) may stand", 10),
+    "x: int = 3": ("behind a type only = why(because=…, hint=…, certain=…, error=…) may stand", 10),
     "require(q > 1)": ("unknown name 'q'", 9),
     "require(x > 1, hints='a')": (
         "unknown keyword 'hints'; did you mean 'hint'?; known: id, because, hint, certain, error",

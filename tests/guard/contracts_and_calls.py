@@ -158,7 +158,7 @@ def condition(draw: st.DrawFn, depth: int = 0) -> str:
 
 def statement(draw: st.DrawFn, depth: int = 0) -> list[str]:
     kind = draw(st.integers(0, 9 if depth < 2 else 7))
-    suspect = draw(st.sampled_from(["", "", "", "certain=False"]))
+    suspect = draw(st.sampled_from(["", "", "", "certain=False", "error=KeyError"]))
     match kind:
         case 0 | 1 | 2 | 3:
             path = draw(st.sampled_from(["x", "y", "z", "x", "y", "n", "mode", "box.w", "box.k", "m", "returns"]))

@@ -83,6 +83,27 @@ def test_sparse_tensors_have_no_strides() -> None:
     assert [violation.rule_id for violation in caught.value.violations] == ["stride"]
 
 
+class Diagonal:
+    """No tensor, and yet torch's functions take it: they are its own."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return "its own"
+
+
+def test_what_takes_torch_functions_over() -> None:
+    @og.guard("x: floating[N]\ny: None | floating[N]")
+    def operator(x: Any, y: Any = None) -> Any:
+        return torch.add(x, 1)
+
+    assert operator(Diagonal()) == "its own"
+    assert torch.equal(operator(torch.ones(2), Diagonal()), torch.full((2,), 2.0))
+    with pytest.raises(og.GuardError):
+        operator(object())
+    with pytest.raises(og.GuardError):
+        operator(Diagonal)  # the class is no such thing
+
+
 class Counting(list):  # type: ignore[type-arg]
     """A list whose class has a say in its length, items and order."""
 

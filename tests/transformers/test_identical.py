@@ -50,7 +50,7 @@ def counted(**policy: str) -> Iterator[Counter[str]]:
         check, after = compiled(self, classes)
 
         def counting(*arguments: Any) -> Any:
-            ran[self.contract.name] += 1
+            ran[self.contract.name.removesuffix("_cutting_masks")] += 1  # what Transformers 4 has of attention
             return check(*arguments)
 
         return counting, after

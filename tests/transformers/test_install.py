@@ -260,9 +260,17 @@ def test_a_function_that_a_version_lacks_is_refused(monkeypatch: pytest.MonkeyPa
     assert refusals()[site] == "this version of Transformers has no such function"
 
 
+def test_models_of_other_frameworks_are_left_alone() -> None:
+    wants = integration.TransformersIntegration().wants
+    assert wants("transformers.models.esm.modeling_esm")
+    assert wants("transformers.models.deprecated.open_llama.modeling_open_llama")
+    for other in ("esm.modeling_tf_esm", "llama.modeling_flax_llama", "llama.tokenization_llama", "llama"):
+        assert not wants(f"transformers.models.{other}"), other
+
+
 def test_an_unknown_library_is_an_error_that_lists_the_known_ones() -> None:
     with pytest.raises(
-        og.InstallError, match=r"nothing is known of 'transfomers'.*transformers.*; known: transformers"
+        og.InstallError, match=r"nothing is known of 'transfomers'.*transformers.*; known: transformers, torch"
     ):
         og.install("transfomers")
     with pytest.raises(og.InstallError, match="known: transformers"):

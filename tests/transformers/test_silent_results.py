@@ -395,10 +395,7 @@ def test_attn_mask_not_additive_eager(dtype: torch.dtype) -> None:
         argument="attention_mask",
         observed=f"attention_mask.dtype = {name}",
         expected="floating",
-        because=(
-            "this attention adds the mask to the scores, [batch, heads, queries, keys]: 0 keeps a key, a very negative "
-            "number drops it"
-        ),
+        because="this attention adds the mask to the scores: 0 keeps a key, a very negative number drops it",
         hint=(
             "True/False masks are for SDPA: added to scores they count as 1 and 0"
             if dtype is torch.bool

@@ -12,7 +12,7 @@ from typing import Any
 import operators as ops
 import tokenizers
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 import transformers
 from torch import nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, StaticCache

@@ -24,8 +24,8 @@ from llm_op_guard.errors import ContractError
 
 FILE_KEYS = ("$schema", "imports", "constants", "contracts")
 CONTRACT_KEYS = ("name", "signature", "doc", "body")
-REASON_KEYS = ("because", "hint", "certain")
-RULE_KEYS = ("id", *REASON_KEYS, "error")
+REASON_KEYS = ("because", "hint", "certain", "error")
+RULE_KEYS = ("id", *REASON_KEYS)
 # What a statement is, by the key that says so: the keys that stand beside it, and those that may be left out.
 STATEMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "declare": (("type",), REASON_KEYS),
@@ -69,10 +69,9 @@ def _statement_data(statement: Statement) -> dict[str, Any]:
             return {"declare": statement.target, "type": declared.text, **_reason_data(reason)}
         case Assign(names=names, expr=expr):
             return {"assign": list(names), "value": expr.text}
-        case Require(expr=expr, id=rule_id, reason=reason, error=error, promised=promised):
+        case Require(expr=expr, id=rule_id, reason=reason, promised=promised):
             own_id = {"id": rule_id} if rule_id != expr.text else {}
-            own_error = {"error": error} if error is not None else {}
-            return {"ensure" if promised else "require": expr.text, **own_id, **_reason_data(reason), **own_error}
+            return {"ensure" if promised else "require": expr.text, **own_id, **_reason_data(reason)}
         case Remember(path=path, facts=facts):
             return {"remember": str(path), "facts": {name: expr.text for name, expr in facts}}
         case If(test=test, body=body, orelse=orelse):
@@ -85,7 +84,8 @@ def _statement_data(statement: Statement) -> dict[str, Any]:
 def _reason_data(reason: Reason) -> dict[str, Any]:
     texts = {"because": reason.because, "hint": reason.hint}
     data: dict[str, Any] = {name: _text_data(text) for name, text in texts.items() if text is not None}
-    return data if reason.certain else {**data, "certain": False}
+    data |= {} if reason.certain else {"certain": False}
+    return data if reason.error is None else {**data, "error": reason.error}
 
 
 def _text_data(text: Expr) -> str | dict[str, str]:

@@ -159,7 +159,6 @@ def _substituted(
                     replaced,
                     f"{statement.id} ({item})" if own else replaced.text,
                     statement.reason,
-                    statement.error,
                     statement.promised,
                     statement.place,
                 )
@@ -198,7 +197,6 @@ def _quantified(
                     about_all,
                     statement.id if own else about_all.text,
                     statement.reason,
-                    statement.error,
                     statement.promised,
                     statement.place,
                 )

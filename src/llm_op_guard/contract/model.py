@@ -254,19 +254,25 @@ class Type:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a rule holds, what probably went wrong when it does not, and whether breaking it is wrong for sure."""
+    """Why a rule holds, what probably went wrong when it does not, and whether breaking it is wrong for sure.
+
+    `error` names the exception that the unguarded call would have raised.
+    """
 
     because: Expr | None = None
     hint: Expr | None = None
     certain: bool = True
+    error: str | None = None
 
     @property
     def keywords(self) -> list[str]:
         """As it is written, the defaults left out."""
         texts = [("because", self.because), ("hint", self.hint)]
-        return [f"{name}={text.text}" for name, text in texts if text is not None] + ["certain=False"] * (
-            not self.certain
-        )
+        return [
+            *(f"{name}={text.text}" for name, text in texts if text is not None),
+            *(["certain=False"] if not self.certain else []),
+            *([f"error={self.error}"] if self.error is not None else []),
+        ]
 
 
 @dataclass(frozen=True)
@@ -314,7 +320,6 @@ class Require:
     expr: Expr
     id: str
     reason: Reason
-    error: str | None
     promised: bool
     place: Place = field(compare=False, repr=False)
 
@@ -325,8 +330,6 @@ class Require:
         if self.id != self.expr.text:
             parts.append(f"id={self.id!r}")
         parts += self.reason.keywords
-        if self.error is not None:
-            parts.append(f"error={self.error}")
         return f"{'ensure' if self.promised else 'require'}({', '.join(parts)})"
 
 

@@ -398,9 +398,10 @@ def _declaration(node: ast.AnnAssign, source: Source) -> Declare:
     if node.value is not None:
         match node.value:
             case ast.Call(func=ast.Name(id="why"), args=[]):
-                reason = _keywords(node.value, source, "because", "hint", "certain")[0]
+                reason, _ = _keywords(node.value, source, "because", "hint", "certain", "error")
             case _:
-                raise source.error("behind a type only = why(because=…, hint=…, certain=…) may stand", node.value)
+                problem = "behind a type only = why(because=…, hint=…, certain=…, error=…) may stand"
+                raise source.error(problem, node.value)
     return Declare(path, parse_type(node.annotation, source), reason, Place.of(node))
 
 
@@ -408,9 +409,9 @@ def _require(call: ast.Call, node: ast.stmt, source: Source, *, promised: bool) 
     if len(call.args) != 1:
         name = "ensure" if promised else "require"
         raise source.error(f"{name} takes one condition, then id=, because=, hint=, certain=, error=", call)
-    reason, rule_id, error = _keywords(call, source, "id", "because", "hint", "certain", "error")
+    reason, rule_id = _keywords(call, source, "id", "because", "hint", "certain", "error")
     expr = _expression(call.args[0], source)
-    return Require(expr, rule_id or expr.text, reason, error, promised, Place.of(node))
+    return Require(expr, rule_id or expr.text, reason, promised, Place.of(node))
 
 
 def _remember(call: ast.Call, source: Source) -> Remember:
@@ -425,8 +426,8 @@ def _remember(call: ast.Call, source: Source) -> Remember:
     return Remember(owner, tuple(facts.items()), Place.of(call))
 
 
-def _keywords(call: ast.Call, source: Source, *allowed: str) -> tuple[Reason, str | None, str | None]:
-    """The keywords of `why` and `require`: the reason, the id, the error."""
+def _keywords(call: ast.Call, source: Source, *allowed: str) -> tuple[Reason, str | None]:
+    """The keywords of `why` and `require`: the reason, the id."""
     seen: dict[str, ast.expr] = {}
     for keyword in call.keywords:
         if keyword.arg is None or keyword.arg not in allowed:
@@ -444,8 +445,8 @@ def _keywords(call: ast.Call, source: Source, *allowed: str) -> tuple[Reason, st
                 pass
             case other:
                 raise source.error("certain= is True or False", other)
-    reason = Reason(because=_text(seen.get("because"), source), hint=_text(seen.get("hint"), source), certain=certain)
-    return reason, _id(seen.get("id"), source), _error(seen.get("error"), source)
+    because, hint = _text(seen.get("because"), source), _text(seen.get("hint"), source)
+    return Reason(because, hint, certain, _error(seen.get("error"), source)), _id(seen.get("id"), source)
 
 
 def _text(node: ast.expr | None, source: Source) -> Expr | None:

@@ -454,7 +454,7 @@ class _Explanation:
             contract_id=self.contract.id,
             contract_hash=self.contract.hash,
             blames="operator" if _is_promise(statement) else "caller",
-            error=statement.error if isinstance(statement, Require) and not fault.is_test else None,
+            error=reason.error if reason else None,
         )
 
 

@@ -71,14 +71,12 @@ def is_a(value: object, kind: Any) -> bool:
 def is_beyond(value: Any) -> bool:
     """Whether `value` is beyond what the language speaks of.
 
-    A stand-in of `torch.fx` in a traced program, a tensor that is nested (it has no one shape), quantised (its dtype
-    says nothing about its values) or not initialised yet (it has no shape).
+    A tensor that is nested (it has no one shape), quantised (its dtype says nothing about its values) or not
+    initialised yet (it has no shape); or something that is no tensor and takes torch's functions over by
+    `__torch_function__`, as the stand-ins of `torch.fx` do: it alone knows what they mean.
     """
-    fx = sys.modules.get("torch.fx")
-    if fx is not None and is_a(value, fx.Proxy):
-        return True
     if not is_tensor(value):
-        return False
+        return any("__torch_function__" in vars(cls) for cls in type(value).__mro__)
     torch = sys.modules["torch"]
     return torch.nn.parameter.is_lazy(value) or bool(value.is_nested) or bool(value.is_quantized)
 

@@ -12,7 +12,9 @@ from types import FunctionType, ModuleType
 from typing import Any, Protocol
 
 from llm_op_guard.contract.model import Contract
+from llm_op_guard.contract.parse import stub_signature
 from llm_op_guard.guard.guard import Guard
+from llm_op_guard.install.builtin import BuiltinSite, Replaced
 from llm_op_guard.install.site import Refusal, Site
 from llm_op_guard.install.watch import ModuleWatch
 from llm_op_guard.policy import Policy
@@ -22,7 +24,11 @@ logger = logging.getLogger("llm_op_guard")
 
 @dataclass(frozen=True)
 class Candidate:
-    """A function that an integration has recognised: what guards it, or why nothing does."""
+    """A function that an integration has recognised: what guards it, or why nothing does.
+
+    For a builtin, which stands in `replaced`, `function` is one that calls it, and the contract has a full stub. A
+    `scripted` function is one that `torch.jit.script` may compile.
+    """
 
     site: str
     operator: str
@@ -30,6 +36,8 @@ class Candidate:
     contract: Contract | None = None
     defaults: Policy = field(default_factory=Policy)
     reason: str = ""
+    replaced: Replaced | None = None
+    scripted: bool = False
 
 
 class Integration(Protocol):
@@ -73,7 +81,7 @@ class Installer:
         self.refused: list[Refusal] = []
         self._make_guard = make_guard
         self._lock = threading.RLock()
-        self._seen: dict[int, FunctionType] = {}
+        self._seen: dict[int, Callable[..., Any]] = {}
         self._watch = ModuleWatch(integration.wants, self._loaded, self._failed)
 
     @property
@@ -132,10 +140,11 @@ class Installer:
         if not isinstance(function, FunctionType) or candidate.contract is None:
             self._refuse(Refusal(candidate.site, candidate.reason))
             return
-        if id(function) in self._seen:  # one function under several names, or a module met twice
+        seen = function if candidate.replaced is None else candidate.replaced.builtin
+        if id(seen) in self._seen:  # one function under several names, or a module met twice
             return
-        site = Site(function, self._make_guard(candidate))
-        self._seen[id(function)] = function
+        site = _site(candidate, function, self._make_guard(candidate))
+        self._seen[id(seen)] = seen
         site.adjust()
         self.sites.append(site)
 
@@ -146,6 +155,15 @@ class Installer:
     def _failed(self, module: str, error: BaseException) -> None:
         self._refuse(Refusal(module, f"{type(error).__name__}: {error}"))
         logger.error("llm-op-guard could not look at %s", module, exc_info=error)
+
+
+def _site(candidate: Candidate, function: FunctionType, guard: Guard) -> Site:
+    if candidate.replaced is None:
+        return Site(function, guard, scripted=candidate.scripted)
+    signature = stub_signature(guard.contract)
+    if signature is None:
+        raise TypeError(f"the contract {guard.contract.id} has no parameters of its own")
+    return BuiltinSite(candidate.replaced, function, guard, signature)
 
 
 def _is_there(library: str) -> bool:

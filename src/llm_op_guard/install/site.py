@@ -18,17 +18,21 @@ logger = logging.getLogger("llm_op_guard")
 class Site:
     """One guarded function. `name` is where it is found: `module.qualified_name`.
 
-    With a `binding` the function takes the call's arguments packed, as those in `stand_in` do.
+    With a `binding` the function takes the call's arguments packed, as those in `stand_in` do. A `scripted` function
+    may be compiled by `torch.jit.script`, which reads its source: while it is guarded, `__wrapped__` leads there.
 
     Raises TypeError for what is not a plain Python function, ValueError where the contract wants a parameter that
     the function lacks.
     """
 
-    def __init__(self, function: FunctionType, guard: Guard, binding: Binding | None = None) -> None:
+    def __init__(
+        self, function: FunctionType, guard: Guard, binding: Binding | None = None, *, scripted: bool = False
+    ) -> None:
         self.function = function
         self.guard = guard
         self.patch = Patch(function, guard.parameters if binding is None else PACKED)
         self._binding = binding
+        self._scripted = scripted
         self._classes: frozenset[str] = frozenset()
         self._lock = threading.Lock()
 
@@ -45,13 +49,15 @@ class Site:
                 return
             self._classes = classes
             if not classes:
-                self.patch.disarm()
+                self._disarm()
                 return
             check, check_result = self.guard.checks(c for c in CLASSES if c in classes)
             if self._binding is not None:
                 check = self._binding.around(check)
             try:
                 self.patch.arm(check, check_result)
+                if self._scripted:
+                    vars(self.function)["__wrapped__"] = self.patch.call
             except RuntimeError as error:
                 # Somebody patched the same function after us: theirs stays.
                 logger.warning("llm-op-guard steps aside at %s: %s", self.name, error)
@@ -60,7 +66,12 @@ class Site:
         """Restore the function; False when somebody else changed it since, and it was left alone."""
         with self._lock:
             self._classes = frozenset()
-            return self.patch.disarm()
+            return self._disarm()
+
+    def _disarm(self) -> bool:
+        if vars(self.function).get("__wrapped__") is self.patch.call:
+            del vars(self.function)["__wrapped__"]
+        return self.patch.disarm()
 
 
 @dataclass(frozen=True)

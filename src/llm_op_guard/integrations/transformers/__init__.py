@@ -25,11 +25,11 @@ from llm_op_guard.integrations.transformers import (
 )
 from llm_op_guard.integrations.transformers.known import LIBRARY
 
-_PARTS = (rope, norms, moe, attention, cache_updates, masks, entry)
+PARTS = (rope, norms, moe, attention, cache_updates, masks, entry)
 _OTHER_MODULES = frozenset(
     {*attention.INTEGRATIONS, cache_updates.CACHE_MODULE, entry.GENERATION_MODULE, masks.MASKS_MODULE}
 )
-FAMILIES = tuple(family for part in _PARTS for family in part.FAMILIES)
+FAMILIES = tuple(family for part in PARTS for family in part.FAMILIES)
 
 
 __all__ = ["FAMILIES", "LIBRARY", "TransformersIntegration", "register"]
@@ -41,12 +41,20 @@ class TransformersIntegration:
     library = LIBRARY
 
     def wants(self, module: str) -> bool:
-        """Whether a module of that name holds operators."""
-        return module in _OTHER_MODULES or (module.startswith("transformers.models.") and ".modeling_" in module)
+        """Whether a module of that name holds operators on torch's tensors."""
+        if module in _OTHER_MODULES:
+            return True
+        parent, _, file = module.rpartition(".")
+        # Until version 5 there are models of TensorFlow and Flax beside them.
+        return (
+            parent.startswith("transformers.models.")
+            and file.startswith("modeling_")
+            and not file.startswith(("modeling_tf_", "modeling_flax_"))
+        )
 
     def candidates(self, module: ModuleType) -> Iterator[Candidate]:
         """The operators that a module defines, recognised or refused."""
-        for part in _PARTS:
+        for part in PARTS:
             yield from part.candidates(module)
 
 

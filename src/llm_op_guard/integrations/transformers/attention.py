@@ -45,13 +45,34 @@ _EAGER = (
             "f456688e9570b5dc": Code("bigbird_pegasus: weights in the dtype of the values"),
             "7a6d560b56e557fd": Code("tipsv2: its text tower"),
             "ba4f8fdc21d3c9a9": Code("modernbert_decoder: there is always a mask"),
+            "2c78c0f316b2265c": Code("bart and 25 others: heads are weighted by `head_mask`", versions=("4.57.6",)),
+            "4a611ebd6b2910ae": Code("clip, metaclip_2: softmax in float32", versions=("4.57.6",)),
         },
     ),
     Family("attention:ungrouped_attention_of_states", {"fb3ce7fe9c058f06": Code("phi4_multimodal, timesfm")}),
     Family("attention:unmasked_attention_forward", {"857a60009fc3153a": Code("vjepa2")}),
+    Family(
+        "attention:eager_attention_forward_cutting_masks",
+        {
+            "6075c8092dde433c": Code("llama and 68 others: grouped heads, the mask added", versions=("4.57.6",)),
+            "41b9dd576104503e": Code(
+                "gemma2 and 4 others: scores are capped where `softcap` says so", versions=("4.57.6",)
+            ),
+            "64edf5858484bb58": Code("gpt_oss: with sinks", versions=("4.57.6",)),
+            "63626d14488a8543": Code("llama4: softmax in the dtype of the scores", versions=("4.57.6",)),
+            "3c353b744fadb3ba": Code("llama4: its vision tower", versions=("4.57.6",)),
+            "354895105c6fe190": Code("idefics2: groups where the module has them", versions=("4.57.6",)),
+        },
+    ),
 )
 _REPEAT_KV = (Family("attention:repeat_kv", {"31651d3080c70900": Code("llama and 201 others, and the integrations")}),)
-_SDPA = (Family("attention:sdpa_attention_forward", {"9b0498c56248740b": Code("integrations.sdpa_attention")}),)
+_SDPA = (
+    Family("attention:sdpa_attention_forward", {"9b0498c56248740b": Code("integrations.sdpa_attention")}),
+    Family(
+        "attention:sdpa_attention_forward_cutting_masks",
+        {"156e01b2d1f65374": Code("integrations.sdpa_attention", versions=("4.57.6",))},
+    ),
+)
 _FLASH = (
     Family(
         "attention:flash_attention_forward",

@@ -1,8 +1,8 @@
 """Transformers' caches: the tokens that one holds and can hold, and its layers, read without running its code.
 
 What `get_seq_length`, `get_max_length` and `len` would answer is told by the code of these methods, whose fingerprints
-were taken from Transformers 5.24.0: what has other code, in a subclass or another version, has no answer. A program
-that is traced gets none either: a cache is changed by it.
+were taken from Transformers 5.24.0 and 4.57.6 (`get_max_cache_shape` there): what has other code, in a subclass or
+another version, has no answer. A program that is traced gets none either: a cache is changed by it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from llm_op_guard.install.recognise import Fingerprint, fingerprint
 
 # Of caches: that of the layers, and that of the self-attention cache of an encoder and decoder.
 _LENGTH, _LENGTH_OF_DECODER = "16edc69b624341e4", "4cd35ae922fe5c2a"
+_LENGTH_OF_FIRST = "a0a17d0a444e2b57"  # in Transformers 4, whatever layer it is
 _CAPACITY, _CAPACITY_OF_DECODER = "ddd79ce8cd88fa8e", "63966cc5c8722aa9"
+_SHAPE, _SHAPE_OF_DECODER = "0b20ad40a4980539", "7f284e764d8cfa73"  # in Transformers 4
 _COUNT, _COUNT_OF_DECODER = "cb4a7bda1adf7b54", "03b7ab59d85fe91a"
 
 
@@ -30,11 +32,11 @@ def cache_length(cache: Any) -> Any:
     """
     if is_a(cache, tuple | list):
         return _pairs(cache)[0][0].shape[-2]
-    cache = _of_decoder(cache, "get_seq_length", _LENGTH, _LENGTH_OF_DECODER)
+    cache = _of_decoder(cache, "get_seq_length", (_LENGTH, _LENGTH_OF_FIRST), _LENGTH_OF_DECODER)
     layers = _layers(cache)
     if not layers:
         return 0
-    if not _is_attention(layers[0], cache, "get_seq_length"):
+    if _digest(cache, "get_seq_length") == _LENGTH and not _is_attention(layers[0], cache, "get_seq_length"):
         if _method(layers[0], "get_seq_length") is not None or _digest(cache, "__len__") != _COUNT:
             raise NotApplicable
         layers = [layer for layer in layers if _is_attention(layer, cache, "get_seq_length")]
@@ -48,13 +50,16 @@ def cache_capacity(cache: Any) -> int:
 
     Raises NotApplicable where an attention layer grows without end, and where that is not known for certain.
     """
-    cache = _of_decoder(cache, "get_max_length", _CAPACITY, _CAPACITY_OF_DECODER)
+    method, own, of_decoder = "get_max_length", _CAPACITY, _CAPACITY_OF_DECODER
+    if _method(cache, method) is None:
+        method, own, of_decoder = "get_max_cache_shape", _SHAPE, _SHAPE_OF_DECODER
+    cache = _of_decoder(cache, method, (own,), of_decoder)
     found: list[int] = []
     for layer in _layers(cache):
-        capacity = _answer(layer, "get_max_length", _CAPACITIES)
+        capacity = _answer(layer, method, _CAPACITIES)
         if capacity >= 0:
             found.append(capacity)
-        elif _is_attention(layer, cache, "get_max_length"):
+        elif _is_attention(layer, cache, method):
             raise NotApplicable
     if not found:
         raise NotApplicable
@@ -65,7 +70,7 @@ def cache_layers(cache: Any) -> int:
     """The layers of a cache; raises NotApplicable where it makes them as they come."""
     if is_a(cache, tuple | list):
         return len(_pairs(cache))
-    cache = _of_decoder(cache, "__len__", _COUNT, _COUNT_OF_DECODER)
+    cache = _of_decoder(cache, "__len__", (_COUNT,), _COUNT_OF_DECODER)
     if attribute(cache, "layer_class_to_replicate") is not None:
         raise NotApplicable
     return len(_layers(cache))
@@ -75,7 +80,7 @@ def cache_layers_in_use(cache: Any) -> int:
     """The layers of a cache up to the last one that holds tokens; raises NotApplicable where that is not known."""
     if is_a(cache, tuple | list):
         return len(_pairs(cache))
-    cache = _of_decoder(cache, "get_seq_length", _LENGTH, _LENGTH_OF_DECODER)
+    cache = _of_decoder(cache, "get_seq_length", (_LENGTH, _LENGTH_OF_FIRST), _LENGTH_OF_DECODER)
     layers = _layers(cache)
     for count in range(len(layers), 0, -1):
         if _answer(layers[count - 1], "get_seq_length", _LENGTHS) > 0:
@@ -130,11 +135,16 @@ _LENGTHS: dict[str, Callable[[Any], Any]] = {
     "a1f93eb7ef6d0371": lambda layer: attribute(layer, "cumulative_length"),
     "017b00efd317fbc9": _counted_on_the_device,
     "d58eedf4b778c46f": lambda layer: attribute(layer, "cumulative_length_int"),
+    "d12b2c797e5051fa": _counted_on_the_device,  # in Transformers 4
 }
 _CAPACITIES: dict[str, Callable[[Any], Any]] = {
     "ad9d3e1b6237a37e": lambda layer: -1,  # noqa: ARG005
     "cf2f5e535749cda2": lambda layer: attribute(layer, "sliding_window"),
     "0ab768cbfb11f103": lambda layer: attribute(layer, "max_cache_len"),
+    # the same in Transformers 4
+    "59246556a618fcf6": lambda layer: -1,  # noqa: ARG005
+    "d57899dfa0281a1a": lambda layer: attribute(layer, "sliding_window"),
+    "f49f83f89171792d": lambda layer: attribute(layer, "max_cache_len"),
 }
 
 
@@ -149,11 +159,11 @@ def _answer(layer: Any, method: str, known: dict[str, Callable[[Any], Any]]) -> 
 # ---------------------------------------------------------------- recognition
 
 
-def _of_decoder(cache: Any, method: str, own: str, of_decoder: str) -> Any:
+def _of_decoder(cache: Any, method: str, own: tuple[str, ...], of_decoder: str) -> Any:
     """The cache whose layers answer: itself, or the self-attention cache of an encoder and decoder."""
     if _digest(cache, method) == of_decoder:
         cache = attribute(cache, "self_attention_cache")
-    if _digest(cache, method) != own:
+    if _digest(cache, method) not in own:
         raise NotApplicable
     return cache
 

@@ -11,7 +11,14 @@ from llm_op_guard.install.recognise import Refused, innermost
 from llm_op_guard.integrations.transformers import forwards
 from llm_op_guard.integrations.transformers.known import METADATA, TOKEN_IDS, Code, Family, contract_named, known
 
-_GENERATE = Family("entry:generate", {"354ac92aa72705d4": Code("GenerationMixin")}, TOKEN_IDS)
+_GENERATE = Family(
+    "entry:generate",
+    {
+        "354ac92aa72705d4": Code("GenerationMixin"),
+        "2bf274a72db230ee": Code("GenerationMixin", versions=("4.57.6",)),
+    },
+    TOKEN_IDS,
+)
 FAMILIES = (_GENERATE,)
 
 GENERATION_MODULE = "transformers.generation.utils"

@@ -58,11 +58,18 @@ FAMILIES = (
         "norm:gated_rms_norm",
         {
             "5a7164316e774bd0": Code("qwen3_next, qwen3_5, qwen3_5_moe, qwen4_exp, olmo_hybrid"),
+            "a07fe28bcba710d6": Code("qwen3_next: the weight after rounding", versions=("4.57.6",)),
             "e32fc9187f856433": Code("bailing_hybrid, glm5_next, kimi_linear, lara_mini: no default works"),
         },
     ),
     Family("norm:grouped_rms_norm", {"c8b1b7c057de1b6d": Code("mamba2, bamba, granitemoehybrid, nemotron_h, zamba2")}),
-    Family("norm:grouped_rms_norm_of_sequences", {"f7ef1d2426d168da": Code("falcon_h1")}),
+    Family(
+        "norm:grouped_rms_norm_of_sequences",
+        {
+            "f7ef1d2426d168da": Code("falcon_h1"),
+            "80db7df84b312ba9": Code("falcon_h1: one token loses its axis", versions=("4.57.6",)),
+        },
+    ),
     Family(
         "norm:affine_layer_norm",
         {

@@ -29,6 +29,12 @@ FORMULAS: dict[str, Family] = {
             "fbdc58d8a41e613f": Code("olmo and 6 others: the result in q's dtype"),
             "3ae6ee8735c53311": Code("esm, evolla, modernbert, modernbert_decoder: computed in float32"),
             "545bdc88133517f9": Code("hunyuan_vl: cos and sin in float32 too"),
+            "e95ec27031776296": Code(
+                "llama and 58 others: in the dtype of q and cos, position_ids unused", versions=("4.57.6",)
+            ),
+            "1afe587c93cd1213": Code(
+                "olmo and 3 others: the result in q's dtype, position_ids unused", versions=("4.57.6",)
+            ),
         },
     ),
     "halves, turned the other way": Family(
@@ -41,6 +47,14 @@ FORMULAS: dict[str, Family] = {
             "cf7c2f593ffa9dc4": Code("cohere, cohere2, cohere2_moe, efficientloftr, lightglue: computed in float32"),
             "f98804f0e9d164e0": Code("blt: in the dtype of q and cos"),
             "eb80da26be12f00b": Code("ernie4_5_vl_moe: computed in float32"),
+            "f7148658a8401505": Code(
+                "cohere, cohere2, efficientloftr, lightglue: computed in float32, position_ids unused",
+                versions=("4.57.6",),
+            ),
+            "5dbeaf1604287614": Code("blt: in the dtype of q and cos, position_ids unused", versions=("4.57.6",)),
+            "02c765a70a27193a": Code(
+                "qwen2_5_omni: in the dtype of q and cos, position_ids unused", versions=("4.57.6",)
+            ),
         },
     ),
     "neighbours, first half of the table": Family(
@@ -48,11 +62,18 @@ FORMULAS: dict[str, Family] = {
         {
             "8d6763f8c4259ce3": Code("ernie4_5, ernie4_5_moe, hy_v4_vl: computed in float32"),
             "7ba6fcdc51944562": Code("helium: in the dtype of q and cos"),
+            "51f1b24dbdac576c": Code(
+                "ernie4_5, ernie4_5_moe: computed in float32, position_ids unused", versions=("4.57.6",)
+            ),
+            "a945d5ee578a96c0": Code("helium: in the dtype of q and cos, position_ids unused", versions=("4.57.6",)),
         },
     ),
     "neighbours, put into halves": Family(
         "rope:apply_rotary_pos_emb",
-        {"deac6f5f2dbf205b": Code("deepseek_v3 and 10 others: apply_rotary_pos_emb_interleave")},
+        {
+            "deac6f5f2dbf205b": Code("deepseek_v3 and 10 others: apply_rotary_pos_emb_interleave"),
+            "0810d4a0ca954e7d": Code("deepseek_v3, longcat_flash: position_ids unused", versions=("4.57.6",)),
+        },
     ),
     "neighbours, put into halves, keys optional": Family(
         "rope:apply_rotary_pos_emb_keys_optional",
@@ -69,6 +90,8 @@ FORMULAS: dict[str, Family] = {
             "7a1ab850e949b5e5": Code("glmasr, nemotron3_5_transcribe, nemotron3_diarization: position_ids unused"),
             "f2a39562e58476ea": Code("nemotron, dots3_note"),
             "d0a7b9295568566c": Code("phi3, phi4_multimodal"),
+            "b4fc67a5fd496cf7": Code("phi3, phi4_multimodal: position_ids unused", versions=("4.57.6",)),
+            "26714ff32112ee62": Code("nemotron: position_ids unused", versions=("4.57.6",)),
         },
     ),
     "halves of the first columns, keys optional": Family(
@@ -81,11 +104,17 @@ FORMULAS: dict[str, Family] = {
     ),
     "neighbours of the first columns, first half of the table": Family(
         "rope:apply_partial_rotary_pos_emb",
-        {"5ec5d370415467ff": Code("glm, glm4, moonshine, moonshine_streaming")},
+        {
+            "5ec5d370415467ff": Code("glm, glm4, moonshine, moonshine_streaming"),
+            "56974222cf8841c6": Code("glm, glm4, moonshine: position_ids unused", versions=("4.57.6",)),
+        },
     ),
     "halves, half table": Family(
         "rope:apply_rotary_pos_emb_half_table",
-        {"02c60eb566b7a0d9": Code("gpt_oss")},
+        {
+            "02c60eb566b7a0d9": Code("gpt_oss"),
+            "5301ccfba46db709": Code("gpt_oss: position_ids unused", versions=("4.57.6",)),
+        },
     ),
     "neighbours, half table": Family(
         "rope:apply_rotary_pos_emb_half_table",
@@ -97,7 +126,10 @@ FORMULAS: dict[str, Family] = {
     ),
     "halves of one tensor": Family(
         "rope:apply_rotary_pos_emb_of_x",
-        {"80395bbe3fb5a33d": Code("gemma3n, gemma4, gemma4_unified, diffusion_gemma")},
+        {
+            "80395bbe3fb5a33d": Code("gemma3n, gemma4, gemma4_unified, diffusion_gemma"),
+            "4e9a7aa46ad206bf": Code("gemma3n: position_ids unused", versions=("4.57.6",)),
+        },
     ),
     "halves of each part of one tensor": Family(
         "rope:apply_rotary_pos_emb_of_x",
