@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy
 import torch
@@ -132,7 +133,8 @@ def _observed(call: Any) -> Outcome:
     outcome = Outcome()
     checks = api.tally.checks
     og.record.clear()
-    with _caught(outcome.alarms):
+    # Reformer draws the seeds of its dropout from the machine.
+    with _caught(outcome.alarms), patch.object(torch, "seed", torch.initial_seed):
         transformers.set_seed(7)
         try:
             result = call()

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from inputs import TEXT_IDS, Given
+from settings import PROMPTS
 from transformers.modeling_outputs import BaseModelOutput
 
 BATCH, LENGTH, NEW = 2, 10, 4
@@ -26,13 +27,17 @@ def token_ids() -> torch.Tensor:
 
 @dataclass
 class Specimen:
-    """A tiny model and what to feed it; `images` are arguments with a picture, or why there are none."""
+    """A tiny model and what to feed it; `images` are arguments with a picture, or why there are none.
+
+    `held` is how many tokens the cache held that greedy generation made by itself, where it can tell.
+    """
 
     task: str
     model: Any
     assistant: Callable[[], Any]
     images: Given | str
     needs_images: bool = False
+    held: int | None = None
 
     @property
     def is_seq2seq(self) -> bool:
@@ -130,16 +135,35 @@ def _generate(**settings: Any) -> Callable[[Specimen], Any]:
             raise NotSupported("it has no `generate`")
         given = specimen.padded()
         given.pop("decoder_input_ids", None)
-        more = dict(settings)
+        if (length := PROMPTS.get(specimen.model.config.model_type)) is not None:
+            given = {name: value[:, -length:] for name, value in given.items()}
+        # MusicGen reads two before they have their defaults.
+        more = {"num_beams": 1, "num_return_sequences": 1, **settings}
         if more.pop("assisted", False):
             more["assistant_model"] = specimen.assistant()
             given = {name: value[:1] for name, value in given.items()}
-        return specimen.model.generate(
+        outputs = specimen.model.generate(
             **given, max_new_tokens=NEW, min_new_tokens=NEW, disable_compile=True,
             return_dict_in_generate=True, output_scores=True, **more,
         )  # fmt: skip
+        held = _tokens_held(outputs)
+        if not settings.keys() - {"do_sample"}:
+            specimen.held = held
+        elif "cache_implementation" in settings and held != specimen.held:
+            # BLIP keeps the picture's keys apart in a dynamic cache only; to another it appends them at every step, and
+            # fails, or goes on with a mask that is too short for it.
+            raise NotSupported(f"such a cache holds {held} tokens where a dynamic one holds {specimen.held}")
+        return outputs
 
     return generate
+
+
+def _tokens_held(outputs: Any) -> int | None:
+    cache = next((outputs[name] for name in _CACHES if outputs.get(name) is not None), None)
+    try:
+        return int(cache.get_seq_length())  # type: ignore[union-attr]
+    except (AttributeError, ValueError):  # states that count no tokens
+        return None
 
 
 ENCODERS = ("sequence classification", "masked LM")

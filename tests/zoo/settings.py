@@ -30,7 +30,12 @@ def _text(settings: dict[str, Any]) -> dict[str, Any]:
 
 _OMNI = {**_text({"rope_parameters": {**_ROPE, "mrope_section": [2, 3, 3]}}), "vision_start_token_id": 120}
 
+# The tower of its checkpoints is timm's, which is not installed: for the text, and where it gives patches, any will do.
+_TOWER = {"default": {"vision_config": {"model_type": "siglip_vision_model"}}}
+
 SETTINGS: dict[str, dict[str, Any]] = {
+    "fast_vlm": _TOWER,
+    "perception_lm": {**_TOWER, "vision_config.model_args": {"embed_dim": 64}, "vision_use_cls_token": False},
     # Without a full attention layer, the cache has no sequence length.
     "bamba": {"attn_layer_indices": [1]},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
@@ -144,9 +149,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     # The first layer is one of self-attention, whose cache tells how many tokens there were.
     "mllama": _text({"cross_attention_layers": [1]}),
     "dots1": {"n_shared_experts": 1},
-    # One codebook: `input_ids` are then those of any other model.
-    "musicgen": {"decoder.num_codebooks": 1},
-    "musicgen_melody": {"decoder.num_codebooks": 1},
+    # One codebook: `input_ids` are then those of any other model. The decoder alone is told no start by the whole.
+    "musicgen": {"decoder.num_codebooks": 1, "decoder.decoder_start_token_id": 0},
+    "musicgen_melody": {"decoder.num_codebooks": 1, "decoder.decoder_start_token_id": 0},
     "xmod": {"default_language": "en_XX"},
     "qwen4_exp_text": _INDEXER,
     "qwen4_exp": _text(_INDEXER),
@@ -154,4 +159,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "blt": {"encoder_hash_byte_group_vocab": 128, "num_hidden_layers": 2},
     # Its chunks assume that keys and values are of one size.
     "xlstm": {"qk_dim_factor": 1.0},
+}
+
+# How many tokens `generate` begins with, by the model type of the configuration, where it cannot be any number.
+PROMPTS = {
+    # It cuts a prompt to its last token, and leaves the mask as it is.
+    "musicgen_decoder": 1,
 }

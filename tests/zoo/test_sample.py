@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import child
@@ -17,6 +18,7 @@ import torch
 from animals import TASKS, Breeder, all_animals
 from child import Outcome, _compared
 from compare import difference, leaves
+from scenarios import NotSupported, Specimen
 from shrink import VOCABULARY, Shrinker
 from transformers import DynamicCache
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -97,6 +99,30 @@ def test_caches_are_compared_and_copied() -> None:
 )
 def test_outcomes(plain: Outcome, guarded: Outcome, outcome: str) -> None:
     assert _compared({"prefill": plain}, {"prefill": guarded})["prefill"]["outcome"] == outcome
+
+
+def test_another_cache_that_holds_other_tokens_is_not_supported() -> None:
+    def model(held: dict[str, int]) -> Any:
+        def generate(cache_implementation: str = "dynamic", **_: Any) -> dict[str, Any]:
+            cache = DynamicCache()
+            cache.update(*torch.zeros(2, 1, 1, held[cache_implementation], 4), 0)
+            return {"cache": cache}
+
+        return SimpleNamespace(config=SimpleNamespace(model_type="made up"), generate=generate)
+
+    def generated(held: dict[str, int], *names: str) -> Any:
+        specimen = Specimen("causal LM", model(held), lambda: None, "no images")
+        return [scenarios.SCENARIOS[name](specimen) for name in names][-1]
+
+    held = {"dynamic": 13, "static": 13, "quantized": 81}
+    assert generated(held, "greedy", "static cache")["cache"].get_seq_length() == 13
+    with pytest.raises(NotSupported, match="such a cache holds 81 tokens where a dynamic one holds 13"):
+        generated(held, "greedy", "quantised cache")
+
+
+def test_a_seed_of_the_machine_is_the_same_every_time() -> None:
+    outcomes = [child._observed(lambda: (torch.seed(), torch.rand(3))) for _ in range(2)]
+    assert difference(outcomes[0].result, outcomes[1].result) is None
 
 
 def test_a_false_alarm_and_a_changed_bit_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
