@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import transformers
-from settings import SETTINGS
+from settings import DRAFTS_FOR, SETTINGS
 from shrink import Shrinker
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -64,6 +64,12 @@ class Breeder:
         if animal.task == "causal LM" and getattr(config, "is_decoder", None) is False:
             config.is_decoder = True  # those that are encoders first would have neither causal masks nor caches
         self.config = config
+
+    def other(self) -> Breeder:
+        """Makes the model that generates with one of this type: of the same type, or the one that it drafts for."""
+        if self.animal.type not in DRAFTS_FOR:
+            return self
+        return Breeder(next(a for a in all_animals() if a.name == f"causal LM:{DRAFTS_FOR[self.animal.type]}"))
 
     def model(self, attention: str, seed: int) -> Any:
         """A model in float32, in evaluation mode."""

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from unittest.mock import patch
 
@@ -115,14 +115,8 @@ def _run(
         # Should a parameter be left as memory was, that is one difference and not one in every scenario.
         parameters = {path.removeprefix(".result."): value for path, value in like}
         built["model"].load_state_dict(parameters, strict=False)
-    assistants: list[Any] = []
-
-    def assistant() -> Any:
-        if not assistants:
-            assistants.append(breeder.model(attention, 1))
-        return assistants[0]
-
-    specimen = with_model(built["model"], assistant)
+    other = cache(partial(breeder.other().model, attention, 1))
+    specimen = with_model(built["model"], other)
     for name, scenario in scenarios_for(breeder.animal.task).items():
         outcomes[name] = _observed(partial(scenario, specimen))
     return outcomes

@@ -46,6 +46,19 @@ def images_for(model: Any, text: torch.Tensor) -> Given | str:
     return f"none of the known forms of images is taken; to the first: {complaint}"
 
 
+@torch.no_grad()
+def drafting(main: Any, text: torch.Tensor, mask: torch.Tensor) -> Given:
+    """What a drafting model is given for the token after `text`, by the model that it drafts for."""
+    told = main(input_ids=text, attention_mask=mask, output_hidden_states=True, return_shared_kv_states=True)
+    last = main.get_input_embeddings()(text[:, -1:])
+    return {
+        "inputs_embeds": torch.cat([last, told.hidden_states[-1][:, -1:]], -1),
+        "shared_kv_states": told.shared_kv_states,
+        "position_ids": mask.sum(1, keepdim=True) - 1,
+        "attention_mask": mask,
+    }
+
+
 def _image_tokens(config: Any) -> list[int]:
     names = ("image_token_id", "image_token_index", "image_patch_id", "img_token_id")
     return [token for name in names if isinstance(token := getattr(config, name, None), int)][:1]

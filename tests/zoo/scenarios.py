@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from inputs import TEXT_IDS, Given
-from settings import PROMPTS
+from inputs import TEXT_IDS, Given, drafting
+from settings import DRAFTS_FOR, PROMPTS
 from transformers.modeling_outputs import BaseModelOutput
 
 BATCH, LENGTH, NEW = 2, 10, 4
@@ -29,12 +29,13 @@ def token_ids() -> torch.Tensor:
 class Specimen:
     """A tiny model and what to feed it; `images` are arguments with a picture, or why there are none.
 
+    `other` makes the model that generates with this one: its assistant, or the one that this one drafts for.
     `held` is how many tokens the cache held that greedy generation made by itself, where it can tell.
     """
 
     task: str
     model: Any
-    assistant: Callable[[], Any]
+    other: Callable[[], Any]
     images: Given | str
     needs_images: bool = False
     held: int | None = None
@@ -44,8 +45,15 @@ class Specimen:
         """Whether the decoder has ids of its own."""
         return bool(getattr(self.model.config, "is_encoder_decoder", False))
 
+    @property
+    def drafts(self) -> bool:
+        """Whether the model only drafts tokens for another one."""
+        return self.model.config.model_type in DRAFTS_FOR
+
     def text(self) -> Given:
         """A batch of token ids without padding; pictures too, for a model that cannot do without."""
+        if self.drafts:
+            return drafting(self.other(), token_ids(), torch.ones_like(token_ids()))
         if self.needs_images and isinstance(self.images, dict):
             return dict(self.images)
         ids = token_ids()
@@ -60,13 +68,13 @@ class Specimen:
 
     def padded(self) -> Given:
         """The same with padding on the left of the first row."""
-        given = self.text()
+        given = {"input_ids": token_ids()} if self.drafts else self.text()
         if "input_ids" not in given:
             return given
         mask = torch.ones_like(given["input_ids"])
         mask[0, :2] = 0  # placeholders of pictures come after
-        given["input_ids"] = given["input_ids"].masked_fill(mask == 0, 0)
-        return {**given, "attention_mask": mask}
+        ids = given["input_ids"].masked_fill(mask == 0, 0)
+        return drafting(self.other(), ids, mask) if self.drafts else {**given, "input_ids": ids, "attention_mask": mask}
 
     def labels(self) -> torch.Tensor:
         """What to learn: a class for each row, or the ids themselves, the padding left out."""
@@ -118,6 +126,8 @@ def with_images(specimen: Specimen) -> Any:
 def backward(specimen: Specimen) -> Any:
     """Loss and gradients in training mode, dropout included."""
     model = specimen.model
+    if specimen.drafts:
+        raise NotSupported("it takes no labels")
     model.train()
     try:
         given = specimen.padded()
@@ -133,16 +143,23 @@ def _generate(**settings: Any) -> Callable[[Specimen], Any]:
     def generate(specimen: Specimen) -> Any:
         if not callable(getattr(specimen.model, "generate", None)):
             raise NotSupported("it has no `generate`")
-        given = specimen.padded()
+        model = specimen.model
+        more = {"num_beams": 1, "num_return_sequences": 1, **settings}  # MusicGen reads them before they have defaults
+        assisted = more.pop("assisted", False)
+        if specimen.drafts and not assisted:
+            raise NotSupported("it drafts for another model")
+        given = {"input_ids": token_ids()} if specimen.drafts else specimen.padded()
         given.pop("decoder_input_ids", None)
-        if (length := PROMPTS.get(specimen.model.config.model_type)) is not None:
+        if (length := PROMPTS.get(model.config.model_type)) is not None:
             given = {name: value[:, -length:] for name, value in given.items()}
-        # MusicGen reads two before they have their defaults.
-        more = {"num_beams": 1, "num_return_sequences": 1, **settings}
-        if more.pop("assisted", False):
-            more["assistant_model"] = specimen.assistant()
+        if assisted:
+            assistant = specimen.other()
+            if specimen.drafts:
+                model, assistant = assistant, model
+                assistant.generation_config.num_assistant_tokens = 3  # which checkpoints tell
+            more["assistant_model"] = assistant
             given = {name: value[:1] for name, value in given.items()}
-        outputs = specimen.model.generate(
+        outputs = model.generate(
             **given, max_new_tokens=NEW, min_new_tokens=NEW, disable_compile=True,
             return_dict_in_generate=True, output_scores=True, **more,
         )  # fmt: skip

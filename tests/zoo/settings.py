@@ -166,3 +166,9 @@ PROMPTS = {
     # It cuts a prompt to its last token, and leaves the mask as it is.
     "musicgen_decoder": 1,
 }
+
+# Types that draft tokens for a model of another type, from its hidden states, keys and values, and do nothing else.
+DRAFTS_FOR = {
+    "gemma4_assistant": "gemma4_text",
+    "gemma4_unified_assistant": "gemma4_unified_text",
+}
