@@ -18,7 +18,7 @@ import torch
 from animals import TASKS, Breeder, all_animals
 from child import Outcome, _compared
 from compare import difference, leaves
-from scenarios import NotSupported, Specimen
+from scenarios import NotSupported, Specimen, token_ids
 from shrink import VOCABULARY, Shrinker
 from transformers import DynamicCache
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -121,6 +121,18 @@ def test_another_cache_that_holds_other_tokens_is_not_supported() -> None:
     assert generated(held, "greedy", "static cache")["cache"].get_seq_length() == 13
     with pytest.raises(NotSupported, match="such a cache holds 81 tokens where a dynamic one holds 13"):
         generated(held, "greedy", "quantised cache")
+
+
+def test_a_model_that_drafts_generates_with_the_one_that_it_drafts_for() -> None:
+    breeder = Breeder(next(a for a in all_animals() if a.name == "causal LM:gemma4_assistant"))
+    main = breeder.other().model("sdpa", 1)
+    assert type(main).__name__ == "Gemma4ForCausalLM"
+    specimen = Specimen("causal LM", breeder.model("sdpa", 0), lambda: main, "no images")
+    assert scenarios.prefill(specimen).logits.shape == (2, 1, VOCABULARY)
+    alone = main.generate(token_ids()[:1], max_new_tokens=4, min_new_tokens=4, do_sample=False)
+    assert scenarios.SCENARIOS["assisted"](specimen).sequences.tolist() == alone.tolist()
+    with pytest.raises(NotSupported, match="it drafts for another model"):
+        scenarios.SCENARIOS["greedy"](specimen)
 
 
 def test_a_seed_of_the_machine_is_the_same_every_time() -> None:
