@@ -166,7 +166,7 @@ def _generate(**settings: Any) -> Callable[[Specimen], Any]:
         held = _tokens_held(outputs)
         if not settings.keys() - {"do_sample"}:
             specimen.held = held
-        elif "cache_implementation" in settings and held != specimen.held:
+        elif "cache_implementation" in settings and None not in (held, specimen.held) and held != specimen.held:
             # BLIP keeps the picture's keys apart in a dynamic cache only; to another it appends them at every step, and
             # fails, or goes on with a mask that is too short for it.
             raise NotSupported(f"such a cache holds {held} tokens where a dynamic one holds {specimen.held}")
@@ -178,9 +178,10 @@ def _generate(**settings: Any) -> Callable[[Specimen], Any]:
 def _tokens_held(outputs: Any) -> int | None:
     cache = next((outputs[name] for name in _CACHES if outputs.get(name) is not None), None)
     try:
-        return int(cache.get_seq_length())  # type: ignore[union-attr]
+        length = cache.get_seq_length()  # type: ignore[union-attr]
     except (AttributeError, ValueError):  # states that count no tokens
         return None
+    return None if length is None else int(length)
 
 
 ENCODERS = ("sequence classification", "masked LM")

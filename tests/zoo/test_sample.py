@@ -105,20 +105,20 @@ def test_outcomes(plain: Outcome, guarded: Outcome, outcome: str) -> None:
 
 
 def test_another_cache_that_holds_other_tokens_is_not_supported() -> None:
-    def model(held: dict[str, int]) -> Any:
+    def model(held: dict[str, int | None]) -> Any:
         def generate(cache_implementation: str = "dynamic", **_: Any) -> dict[str, Any]:
-            cache = DynamicCache()
-            cache.update(*torch.zeros(2, 1, 1, held[cache_implementation], 4), 0)
-            return {"cache": cache}
+            return {"cache": SimpleNamespace(get_seq_length=lambda: held[cache_implementation])}
 
         return SimpleNamespace(config=SimpleNamespace(model_type="made up"), generate=generate)
 
-    def generated(held: dict[str, int], *names: str) -> Any:
+    def generated(held: dict[str, int | None], *names: str) -> Any:
         specimen = Specimen("causal LM", model(held), lambda: None, "no images")
         return [scenarios.SCENARIOS[name](specimen) for name in names][-1]
 
-    held = {"dynamic": 13, "static": 13, "quantized": 81}
+    held: dict[str, int | None] = {"dynamic": 13, "static": 13, "quantized": 81}
     assert generated(held, "greedy", "static cache")["cache"].get_seq_length() == 13
+    assert generated({**held, "static": None}, "greedy", "static cache")["cache"].get_seq_length() is None
+    assert generated({**held, "dynamic": None}, "greedy", "static cache")["cache"].get_seq_length() == 13
     with pytest.raises(NotSupported, match="such a cache holds 81 tokens where a dynamic one holds 13"):
         generated(held, "greedy", "quantised cache")
 
