@@ -43,7 +43,7 @@ __all__ = ["FAMILIES", "LIBRARY", "TransformersIntegration", "register"]
 
 
 class TransformersIntegration:
-    """The operators of Transformers' modeling files, attention integrations, caches and logits processors, `generate`."""
+    """The operators of Transformers' modeling files, attentions, caches and logits processors, and `generate`."""
 
     library = LIBRARY
 
