@@ -37,6 +37,10 @@ class LoudDict(dict):  # type: ignore[type-arg]
     __iter__ = keys = __getitem__ = __contains__ = __len__ = boom
 
 
+def kind(odd: object) -> str:
+    return type(odd).__name__
+
+
 # ---------------------------------------------------------------- misspelt
 
 
@@ -114,7 +118,7 @@ def test_what_is_looked_at_is_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    "odd", [None, 3, "labls", ["labls"], {"labls"}, UserDict(labls=1), Mock(), torch.ones(2)], ids=str
+    "odd", [None, 3, "labls", ["labls"], {"labls"}, UserDict(labls=1), Mock(), torch.ones(2)], ids=kind
 )
 def test_what_is_no_dict_does_not_apply(odd: Any) -> None:
     with pytest.raises(NotApplicable):
@@ -227,7 +231,7 @@ def test_long_texts() -> None:
     assert IMPLEMENTATIONS["controls"]("\x00" * 1000 + "a" * 1_000_000) == 1000
 
 
-@pytest.mark.parametrize("odd", [None, 3, b"a\x00", ["a"], Mock(), torch.ones(1), UserDict()], ids=str)
+@pytest.mark.parametrize("odd", [None, 3, b"a\x00", ["a"], Mock(), torch.ones(1), UserDict()], ids=kind)
 @pytest.mark.parametrize("name", ["surrogates", "controls", "longest_run"])
 def test_what_is_no_text_does_not_apply(name: str, odd: Any) -> None:
     with pytest.raises(NotApplicable):

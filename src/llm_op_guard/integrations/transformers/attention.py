@@ -34,10 +34,10 @@ _EAGER = (
         "attention:ungrouped_attention_forward",
         {
             "9a8c4c418df37887": Code("bert, bart and 77 others"),
-            "ecb2ca7256c3db97": Code("gpt_neox and 18 others: softmax in float32"),
-            "b46bf1a79d0e9456": Code("clip, opt and 16 others: softmax in float32"),
+            "ecb2ca7256c3db97": Code("gpt_neox and 18 others: softmax in float32", versions=("4.57.6", "5.24.0")),
+            "b46bf1a79d0e9456": Code("clip, opt and 16 others: softmax in float32", versions=("4.57.6", "5.24.0")),
             "041a045cdaf87172": Code("vit and 10 others: softmax in float32"),
-            "d4743481daa2517a": Code("blip_2 and 6 others"),
+            "d4743481daa2517a": Code("blip_2 and 6 others", versions=("4.57.6", "5.24.0")),
             "1786d19120b701bf": Code("t5 and 13 others: with a bias of positions"),
             "2c02427be2bd6149": Code("gptj, codegen: scores in float32"),
             "de341be91f44ac88": Code("gpt2, decision_transformer: weights in the dtype of the values"),
@@ -65,7 +65,12 @@ _EAGER = (
         },
     ),
 )
-_REPEAT_KV = (Family("attention:repeat_kv", {"31651d3080c70900": Code("llama and 201 others, and the integrations")}),)
+_REPEAT_KV = (
+    Family(
+        "attention:repeat_kv",
+        {"31651d3080c70900": Code("llama and 201 others, and the integrations", versions=("4.57.6", "5.24.0"))},
+    ),
+)
 _SDPA = (
     Family("attention:sdpa_attention_forward", {"9b0498c56248740b": Code("integrations.sdpa_attention")}),
     Family(

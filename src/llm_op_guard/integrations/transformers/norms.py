@@ -15,34 +15,46 @@ FAMILIES = (
     Family(
         "norm:rms_norm",
         {
-            "580bd6ee67df25ac": Code("llama and 141 others: weight times the rounded norm"),
-            "23036fa880041935": Code("afmoe, gpt_oss, olmo2 and 9 others: rounded after the weight"),
-            "324fb7237d0df213": Code("helium, lara_mini, nemotron_h: a weight in float32, rounded after it"),
+            "580bd6ee67df25ac": Code(
+                "llama and 141 others: weight times the rounded norm", versions=("4.57.6", "5.24.0")
+            ),
+            "23036fa880041935": Code(
+                "afmoe, gpt_oss, olmo2 and 9 others: rounded after the weight", versions=("4.57.6", "5.24.0")
+            ),
+            "324fb7237d0df213": Code(
+                "helium, lara_mini, nemotron_h: a weight in float32, rounded after it", versions=("4.57.6", "5.24.0")
+            ),
             "95497746b2a06020": Code("gradium_phonon_tts: in the input's dtype"),
             "e5547167e79a22b7": Code("pocket_tts: scaled by the variance"),
         },
     ),
     Family(
         "norm:t5_layer_norm",
-        {"a957ed17b0aac25d": Code("t5, mt5, idefics and 7 others: the result in the weight's dtype")},
+        {
+            "a957ed17b0aac25d": Code(
+                "t5, mt5, idefics and 7 others: the result in the weight's dtype", versions=("4.57.6", "5.24.0")
+            )
+        },
     ),
     Family(
         "norm:rms_norm_of_x",
         {
-            "27a15487072d48dc": Code("gemma, qwen3_next and 12 others: 1 + weight"),
-            "667763d612b1f563": Code("moshi, kyutai_speech_to_text"),
-            "d7eb2e34c23aad99": Code("llama4: the weight after rounding"),
+            "27a15487072d48dc": Code("gemma, qwen3_next and 12 others: 1 + weight", versions=("4.57.6", "5.24.0")),
+            "667763d612b1f563": Code("moshi, kyutai_speech_to_text", versions=("4.57.6", "5.24.0")),
+            "d7eb2e34c23aad99": Code("llama4: the weight after rounding", versions=("4.57.6", "5.24.0")),
             "8786785913f6b30e": Code("muse_spark: 1 + weight, added in its dtype"),
             "490759a100550fdd": Code("muse_spark: scaled before the norm"),
         },
     ),
-    Family("norm:rms_norm_of_tensor", {"0a102fa37c957016": Code("imagegpt")}),
+    Family("norm:rms_norm_of_tensor", {"0a102fa37c957016": Code("imagegpt", versions=("4.57.6", "5.24.0"))}),
     Family("norm:rms_norm_with_scale", {"d1ade7ca71fada86": Code("gemma3n, gemma4 and 6 others")}),
     Family("norm:unweighted_rms_norm", {"ddc1a7427e850ba7": Code("inkling2, inkling2_loop")}),
     Family(
         "norm:unweighted_rms_norm_of_x",
         {
-            "da7fe6591d571b31": Code("nanochat, hrm_text, falcon_mamba, esmfold2; L2 norms of llama4 and dory"),
+            "da7fe6591d571b31": Code(
+                "nanochat, hrm_text, falcon_mamba, esmfold2; L2 norms of llama4 and dory", versions=("4.57.6", "5.24.0")
+            ),
             "f5bbfb1cd86a44ae": Code("deepseek_v4, glm5_next: the factor is rounded"),
             "c9c202baf8b9a877": Code("hy_v4, hy_v4_vl: the factor alone"),
         },
@@ -50,7 +62,7 @@ FAMILIES = (
     Family(
         "norm:affine_norm_of_x",
         {
-            "5dbf72a7fb222e95": Code("xlstm: RMSNorm"),
+            "5dbf72a7fb222e95": Code("xlstm: RMSNorm", versions=("4.57.6", "5.24.0")),
             "60179a37d0f8b8ec": Code("esm: LayerNorm of ESMFold, with its weights in bfloat16 where the input is"),
         },
     ),
@@ -62,7 +74,14 @@ FAMILIES = (
             "e32fc9187f856433": Code("bailing_hybrid, glm5_next, kimi_linear, lara_mini: no default works"),
         },
     ),
-    Family("norm:grouped_rms_norm", {"c8b1b7c057de1b6d": Code("mamba2, bamba, granitemoehybrid, nemotron_h, zamba2")}),
+    Family(
+        "norm:grouped_rms_norm",
+        {
+            "c8b1b7c057de1b6d": Code(
+                "mamba2, bamba, granitemoehybrid, nemotron_h, zamba2", versions=("4.57.6", "5.24.0")
+            )
+        },
+    ),
     Family(
         "norm:grouped_rms_norm_of_sequences",
         {
@@ -73,31 +92,36 @@ FAMILIES = (
     Family(
         "norm:affine_layer_norm",
         {
-            "87ce87b33b545848": Code("cohere, cohere2, cohere2_moe, cohere_compass"),
-            "0dcbe6569cf22e54": Code("chameleon: weights of each head"),
-            "76fe59a44f3129f1": Code("deberta"),
+            "87ce87b33b545848": Code("cohere, cohere2, cohere2_moe, cohere_compass", versions=("4.57.6", "5.24.0")),
+            "0dcbe6569cf22e54": Code("chameleon: weights of each head", versions=("4.57.6", "5.24.0")),
+            "76fe59a44f3129f1": Code("deberta", versions=("4.57.6", "5.24.0")),
             "3dbf92fe8ad50700": Code("gradium_phonon_tts, pocket_tts: in the input's dtype"),
         },
     ),
     Family(
         "norm:layer_norm",
         {
-            "20df0eb7ccf62066": Code("olmo: in float32, without a weight"),
+            "20df0eb7ccf62066": Code("olmo: in float32, without a weight", versions=("4.57.6", "5.24.0")),
             "2291218ca49d5de6": Code("esmfold2: in float32"),
             "dad255cb4085ebc8": Code("esmc: the result in the input's dtype"),
             "17def88f47eeb38b": Code("videoprism: 1 + weight"),
         },
     ),
     Family("norm:layer_norm_of_input", {"a1b1a15208ac1151": Code("nemotron: 1 + weight")}),
-    Family("norm:layer_norm_of_features", {"47d68db1323a583c": Code("convnext, sam and 18 others")}),
-    Family("norm:layer_norm_2d", {"e27b5a8a15ca6b1d": Code("eomt, eomt_dinov3, videomt")}),
-    Family("norm:layer_norm_of_channels", {"8edfbe5411daf199": Code("vitdet")}),
-    Family("norm:layer_norm_of_rows", {"584ee4e2c5731df9": Code("squeezebert")}),
-    Family("norm:layer_norm_per_head", {"5b267e5f8fee2eb0": Code("stablelm")}),
+    Family(
+        "norm:layer_norm_of_features",
+        {"47d68db1323a583c": Code("convnext, sam and 18 others", versions=("4.57.6", "5.24.0"))},
+    ),
+    Family(
+        "norm:layer_norm_2d", {"e27b5a8a15ca6b1d": Code("eomt, eomt_dinov3, videomt", versions=("4.57.6", "5.24.0"))}
+    ),
+    Family("norm:layer_norm_of_channels", {"8edfbe5411daf199": Code("vitdet", versions=("4.57.6", "5.24.0"))}),
+    Family("norm:layer_norm_of_rows", {"584ee4e2c5731df9": Code("squeezebert", versions=("4.57.6", "5.24.0"))}),
+    Family("norm:layer_norm_per_head", {"5b267e5f8fee2eb0": Code("stablelm", versions=("4.57.6", "5.24.0"))}),
     Family("norm:layer_norm_with_gamma", {"2a3d9c77db3b7113": Code("moonshine_streaming")}),
-    Family("norm:group_norm_of_input", {"546f9dd0df349c7c": Code("emu3")}),
+    Family("norm:group_norm_of_input", {"546f9dd0df349c7c": Code("emu3", versions=("4.57.6", "5.24.0"))}),
     Family("norm:query_key_norm", {"abaa7e7611180e5e": Code("zaya")}),
-    Family("norm:frozen_batch_norm", {"85ab253e63d3a082": Code("detr and 13 others")}),
+    Family("norm:frozen_batch_norm", {"85ab253e63d3a082": Code("detr and 13 others", versions=("4.57.6", "5.24.0"))}),
 )
 
 # Methods that a forward calls on itself. They keep the shape of what they are given, which the contracts count on.

@@ -87,7 +87,10 @@ FORMULAS: dict[str, Family] = {
         "rope:apply_partial_rotary_pos_emb",
         {
             "2b880560b8c7d133": Code("gpt_neox and 15 others"),
-            "7a1ab850e949b5e5": Code("glmasr, nemotron3_5_transcribe, nemotron3_diarization: position_ids unused"),
+            "7a1ab850e949b5e5": Code(
+                "glmasr, nemotron3_5_transcribe, nemotron3_diarization: position_ids unused",
+                versions=("4.57.6", "5.24.0"),
+            ),
             "f2a39562e58476ea": Code("nemotron, dots3_note"),
             "d0a7b9295568566c": Code("phi3, phi4_multimodal"),
             "b4fc67a5fd496cf7": Code("phi3, phi4_multimodal: position_ids unused", versions=("4.57.6",)),
@@ -122,7 +125,7 @@ FORMULAS: dict[str, Family] = {
     ),
     "neighbours of one tensor, half table": Family(
         "rope:apply_rotary_pos_emb_of_tensor",
-        {"e8bf3b8ed545a9fb": Code("gptj, codegen: sin before cos")},
+        {"e8bf3b8ed545a9fb": Code("gptj, codegen: sin before cos", versions=("4.57.6", "5.24.0"))},
     ),
     "halves of one tensor": Family(
         "rope:apply_rotary_pos_emb_of_x",
@@ -145,15 +148,15 @@ FORMULAS: dict[str, Family] = {
     ),
     "halves at positions": Family(
         "rope:apply_rotary_pos_emb_at_positions",
-        {"3b32b2e3c0d80a06": Code("clvp: values too")},
+        {"3b32b2e3c0d80a06": Code("clvp: values too", versions=("4.57.6", "5.24.0"))},
     ),
     "complex numbers": Family(
         "rope:apply_rotary_emb",
-        {"ec09939403cdccf5": Code("deepseek_v2: apply_rotary_emb")},
+        {"ec09939403cdccf5": Code("deepseek_v2: apply_rotary_emb", versions=("4.57.6", "5.24.0"))},
     ),
     "complex numbers, tokens before heads": Family(
         "rope:apply_rotary_emb_tokens_first",
-        {"865b1b86eb538200": Code("llama4: apply_rotary_emb")},
+        {"865b1b86eb538200": Code("llama4: apply_rotary_emb", versions=("4.57.6", "5.24.0"))},
     ),
     "neighbours by time": Family(
         "rope:apply_rotary_time_emb",
@@ -161,19 +164,36 @@ FORMULAS: dict[str, Family] = {
     ),
     "neighbours, sines before cosines": Family(
         "rope:apply_rotary_position_embeddings",
-        {"8ddd444bd15745ec": Code("roformer: RoFormerSelfAttention.apply_rotary_position_embeddings")},
+        {
+            "8ddd444bd15745ec": Code(
+                "roformer: RoFormerSelfAttention.apply_rotary_position_embeddings", versions=("4.57.6", "5.24.0")
+            )
+        },
     ),
     "halves of heads in columns": Family(
         "rope:apply_rotary_embedding_to_columns",
-        {"7bba2555165952a4": Code("wav2vec2_conformer, wav2vec2_bert, seamless_m4t: _apply_rotary_embedding")},
+        {
+            "7bba2555165952a4": Code(
+                "wav2vec2_conformer, wav2vec2_bert, seamless_m4t: _apply_rotary_embedding",
+                versions=("4.57.6", "5.24.0"),
+            )
+        },
     ),
     "halves, patches only": Family(
         "rope_vision:apply_rotary_pos_emb_to_patches",
-        {"5db1f3cb81031628": Code("dinov3_vit, eomt_dinov3, sapiens2: prefix tokens are passed on")},
+        {
+            "5db1f3cb81031628": Code(
+                "dinov3_vit, eomt_dinov3, sapiens2: prefix tokens are passed on", versions=("4.57.6", "5.24.0")
+            )
+        },
     ),
     "halves, patches before heads": Family(
         "rope_vision:apply_rotary_pos_emb_vision",
-        {"500aa491f4af9c22": Code("qwen2_vl and 24 others: apply_rotary_pos_emb_vision")},
+        {
+            "500aa491f4af9c22": Code(
+                "qwen2_vl and 24 others: apply_rotary_pos_emb_vision", versions=("4.57.6", "5.24.0")
+            )
+        },
     ),
     "neighbours, patches before heads": Family(
         "rope_vision:apply_rotary_pos_emb_vision",
@@ -185,22 +205,26 @@ FORMULAS: dict[str, Family] = {
     ),
     "complex numbers, patches before heads": Family(
         "rope_vision:vision_apply_rotary_emb",
-        {"e2c85387b492aa46": Code("llama4: vision_apply_rotary_emb")},
+        {"e2c85387b492aa46": Code("llama4: vision_apply_rotary_emb", versions=("4.57.6", "5.24.0"))},
     ),
     "neighbours in a picture": Family(
         "rope_vision:apply_rotary_pos_emb_2d",
         {
             "f8654f42ea8ae376": Code("sam3: apply_rotary_pos_emb_2d"),
-            "8e068ada810b2e69": Code("edgetam_video: apply_rotary_pos_emb_2d_self_attn"),
+            "8e068ada810b2e69": Code("edgetam_video: apply_rotary_pos_emb_2d_self_attn", versions=("4.57.6", "5.24.0")),
         },
     ),
     "neighbours in a picture and its memory": Family(
         "rope_vision:apply_rotary_pos_emb_2d_to_memory",
-        {"70e2c08f1f928754": Code("sam2_video, sam3_tracker_video: apply_rotary_pos_emb_2d")},
+        {
+            "70e2c08f1f928754": Code(
+                "sam2_video, sam3_tracker_video: apply_rotary_pos_emb_2d", versions=("4.57.6", "5.24.0")
+            )
+        },
     ),
     "neighbours in a picture, keys with a table of their own": Family(
         "rope_vision:apply_rotary_pos_emb_2d_cross_attn",
-        {"6c645fb5a0c9bd5b": Code("edgetam_video: apply_rotary_pos_emb_2d_cross_attn")},
+        {"6c645fb5a0c9bd5b": Code("edgetam_video: apply_rotary_pos_emb_2d_cross_attn", versions=("4.57.6", "5.24.0"))},
     ),
     "neighbours by frame, height and width": Family(
         "rope_vision:apply_rotary_embeddings",
