@@ -50,6 +50,8 @@ class ModelTester:
         if self._config.is_encoder_decoder:
             classes.pop("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", None)  # decoders alone, which take other inputs
         self.causal_lm_class = next(iter(classes.get("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", ())), None)
+        if self.causal_lm_class is not None:
+            self._config.pad_token_id = 0  # the training test prompts with the tokens 1 to 19, and opt pads with 1
         self.model_classes = tuple(dict.fromkeys(cls for found in classes.values() for cls in found))
         self._inputs = self._given()
         self._tell_sizes()
