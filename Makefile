@@ -60,6 +60,7 @@ types: $(READY)
 bench: $(READY)
 	@$(BIN)/python benchmarks/rope_class_a.py
 	@$(BIN)/python benchmarks/patching.py
+	@$(BIN)/python benchmarks/decode_step.py
 
 docs: $(READY)
 	@$(BIN)/python scripts/language_reference.py
