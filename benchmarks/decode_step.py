@@ -1,9 +1,9 @@
 """What guards cost a model of Transformers: the time of `og.install("transformers")`, and the share of a decode step.
 
 Installing is timed in processes of its own, since it happens once in each: before a model is imported, with Llama, and
-with every modeling file of the library.  Decode steps of one token from a cache are timed in interleaved rounds, without
-guards and with them (class A), of Llamas with random weights: one so small that nothing but Python is timed, and one of
-a size at which this machine computes something.  Prints Markdown tables.  Run: make bench
+with every modeling file of the library.  Decode steps of one token from a cache are timed in interleaved rounds,
+without guards and with them (class A), of Llamas with random weights: one so small that nothing but Python is timed,
+and one of a size at which this machine computes something.  Prints Markdown tables.  Run: make bench
 """
 
 from __future__ import annotations
@@ -53,9 +53,7 @@ LLAMAS = {
 def install_times(modules: tuple[str, ...], processes: int) -> list[float]:
     """Seconds of `og.install("transformers")`, each in a new process that has imported these modeling files."""
     command = [sys.executable, "-c", INSTALL, *modules]
-    return [
-        float(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(processes)
-    ]
+    return [float(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(processes)]
 
 
 def decoding(config: dict[str, int]) -> Callable[[int], float]:
@@ -106,8 +104,13 @@ def main() -> None:
         plain = statistics.median(p for p, _ in rounds)
         added = statistics.median(g - p for p, g in rounds)
         layers = config["num_hidden_layers"]
-        share = added / (plain + added)
-        print(f"| {name} | {layers} | {plain * 1e3:.2f} | {added * 1e3:.2f} | {added / layers * 1e6:.0f} | {share:.1%} |")
+        cells = (
+            f"{plain * 1e3:.2f}",
+            f"{added * 1e3:.2f}",
+            f"{added / layers * 1e6:.0f}",
+            f"{added / (plain + added):.1%}",
+        )
+        print(f"| {name} | {layers} | {' | '.join(cells)} |")
 
 
 def _timed(decode: Callable[[int], float], context: Any) -> float:
