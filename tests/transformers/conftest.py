@@ -8,7 +8,14 @@ import pytest
 import transformers
 
 ONLY_4 = {"test_version_4.py"}
-ALSO_4 = {"test_compile.py", "test_identical.py", "test_install.py", "test_silent_results.py", "test_token_ids.py"}
+ALSO_4 = {
+    "test_compile.py",
+    "test_identical.py",
+    "test_install.py",
+    "test_logits.py",
+    "test_silent_results.py",
+    "test_token_ids.py",
+}
 NOT_IN_4 = {
     "test_no_more_compilations_automatic[static cache]": "Dynamo fails on it, unguarded",
     "test_meta_model": "it fails there, unguarded",

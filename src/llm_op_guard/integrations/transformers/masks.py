@@ -24,6 +24,10 @@ _FAMILIES = {
     "create_causal_mask": Family("mask:create_causal_mask", {"c1b77a0501de53b0": Code("masking_utils")}),
     "create_sliding_window_causal_mask": Family("mask:create_causal_mask", {"f657c45ab2c1e680": Code("masking_utils")}),
     "create_chunked_causal_mask": Family("mask:create_causal_mask", {"c04afbcbbd3b80c5": Code("masking_utils")}),
+    "create_bidirectional_mask": Family("mask:create_bidirectional_mask", {"440fcc8288d4d050": Code("masking_utils")}),
+    "create_bidirectional_sliding_window_mask": Family(
+        "mask:create_bidirectional_mask", {"6efba5d109cf6818": Code("masking_utils")}
+    ),
 }
 FAMILIES = tuple(_FAMILIES.values())
 
@@ -37,7 +41,7 @@ _MAKERS = {
 
 
 def candidates(module: ModuleType) -> Iterator[Candidate]:
-    """The functions that make causal masks."""
+    """The functions that make masks."""
     if module.__name__ != MASKS_MODULE:
         return
     for name, family in _FAMILIES.items():
