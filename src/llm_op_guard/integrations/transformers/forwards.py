@@ -14,6 +14,10 @@ from types import FunctionType
 from llm_op_guard.install.recognise import Refused, function_syntax
 
 
+# What forwards call the cache that they are given; Transformers 4 has the second name alone.
+NAMES_OF_CACHE = ("cache", "past_key_values")
+
+
 @cache
 def table_of_ids(function: FunctionType) -> str | None:
     """The name of the embedding in `self.<name>(input_ids)`, where ids are looked up just as they came in.
@@ -91,7 +95,7 @@ def looks_positions_up(function: FunctionType) -> bool:
 
 @cache
 def runs_every_layer(function: FunctionType) -> bool:
-    """Whether a forward hands `cache` on to each of `self.layers`, as many as the config has."""
+    """Whether a forward hands its cache on to each of `self.layers`, as many as the config has."""
     definition = _syntax(function)
     if definition is None:
         return False
@@ -99,7 +103,7 @@ def runs_every_layer(function: FunctionType) -> bool:
         isinstance(node, ast.For)
         and "self.layers[:self.config.num_hidden_layers]" in ast.unparse(node.iter)
         and any(
-            keyword.arg == "cache" and ast.unparse(keyword.value) == "cache"
+            keyword.arg in NAMES_OF_CACHE and ast.unparse(keyword.value) == keyword.arg
             for call in ast.walk(node)
             if isinstance(call, ast.Call)
             for keyword in call.keywords
@@ -116,15 +120,16 @@ def fills_its_layer(function: FunctionType) -> bool:
         return False
     return any(
         isinstance(statement, ast.If)
-        and ast.unparse(statement.test) == "cache is not None"
+        and ast.unparse(statement.test) == f"{name} is not None"
         and any(
             isinstance(inner, ast.Assign)
             and isinstance(inner.value, ast.Call)
-            and ast.unparse(inner.value.func) == "cache.update"
-            and [ast.unparse(argument) for argument in inner.value.args[2:]] == ["self.layer_idx"]
+            and ast.unparse(inner.value.func) == f"{name}.update"
+            and [ast.unparse(argument) for argument in inner.value.args[2:3]] == ["self.layer_idx"]
             for inner in statement.body
         )
         for statement in definition.body
+        for name in NAMES_OF_CACHE
     )
 
 
