@@ -65,7 +65,7 @@ def _forward_of(cls: type) -> Iterator[Candidate]:
 def _contract_for(function: FunctionType, parameters: set[str], name_of_cache: str) -> str:
     """The contract for a forward that looks token ids up, by what else it takes."""
     if forwards.looks_positions_up(function) and name_of_cache:
-        return "entry:learned_positions"
+        return "entry:learned_positions_of_cache" if "cache_position" in parameters else "entry:learned_positions"
     if {"attention_mask", "position_ids", name_of_cache, "kwargs"} <= parameters:
         return "entry:forward"
     return "entry:token_ids"

@@ -80,17 +80,24 @@ def rotates_positions(function: FunctionType) -> bool:
 
 @cache
 def looks_positions_up(function: FunctionType) -> bool:
-    """Whether `position_ids` of the caller go to the table `self.wpe` just as they came in, and count up without."""
+    """Whether `position_ids` of the caller go to the table `self.wpe` just as they came in, and count up without.
+
+    In Transformers 4 `cache_position` stands for them where they are missing, and counts up where it is missing too.
+    """
     definition = _syntax(function)
     if definition is None or not _goes_to("self.wpe", "position_ids", 0, definition):
         return False
+    written = [ast.unparse(node) for node in ast.walk(definition) if isinstance(node, ast.Assign)]
+    if "position_ids = cache_position.unsqueeze(0)" in written:
+        start, end = "past_seen_tokens", "past_seen_tokens + inputs_embeds.shape[1]"
+        counts = f"cache_position = torch.arange({start}, {end}, device=inputs_embeds.device)"
+        return counts in written and _is_default_or_scaled("cache_position", definition)
     counted = ("inputs_embeds.shape[1]", "input_shape[-1]")
     return any(
-        isinstance(node, ast.Assign) and ast.unparse(node).startswith(f"position_ids = torch.arange({length}")
-        and ast.unparse(node).endswith("+ past_seen_tokens")
-        for node in ast.walk(definition)
+        text.startswith(f"position_ids = torch.arange({length}") and text.endswith("+ past_seen_tokens")
+        for text in written
         for length in counted
-    )  # fmt: skip
+    )
 
 
 @cache

@@ -69,8 +69,13 @@ def _renamed(text: str, name: str, other: str) -> str:
     return "".join(lines)
 
 
-def known(site: str, operator: str, found: object, *families: Family) -> Candidate:
-    """A candidate whose code must be that of one of these families."""
+def known(
+    site: str, operator: str, found: object, *families: Family, left_out: Mapping[str, str] | None = None
+) -> Candidate:
+    """A candidate whose code must be that of one of these families.
+
+    `left_out` has the reasons why other code that was read has no contract, by its fingerprint.
+    """
     function = innermost(found)
     if isinstance(function, Refused):
         return Candidate(site, operator, reason=function.reason)
@@ -80,7 +85,7 @@ def known(site: str, operator: str, found: object, *families: Family) -> Candida
     for family in families:
         if code.digest in family.code:
             return Candidate(site, operator, function, contract_named(family.contract), family.defaults)
-    return Candidate(site, operator, reason=_unknown(code))
+    return Candidate(site, operator, reason=(left_out or {}).get(code.digest) or _unknown(code))
 
 
 def _unknown(code: Fingerprint) -> str:
