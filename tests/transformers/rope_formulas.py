@@ -153,7 +153,10 @@ def cut_table() -> Iterator[Sample]:
 
 def angles_of_patches() -> Iterator[Sample]:
     tensor, freqs = numbers(1, L, H, D), numbers(L, D // 2, seed=2)
-    yield {"tensor": tensor, "freqs": freqs}, rotated(tensor, freqs.cos()[:, None], freqs.sin()[:, None], halves, once=True)
+    yield (
+        {"tensor": tensor, "freqs": freqs},
+        rotated(tensor, freqs.cos()[:, None], freqs.sin()[:, None], halves, once=True),
+    )
 
 
 def by_time() -> Iterator[Sample]:

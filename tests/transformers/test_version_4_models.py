@@ -307,7 +307,11 @@ def filled(kind: str) -> Any:
 @pytest.mark.parametrize("sizes", [(2, 2, 4), (1, 1, 1), (2, 2, 0), (2, 2, 129), (0, 2, 4), (1, 4, 2)], ids=str)
 def test_tokens_of_one_shape(kind: str, sizes: tuple[int, int, int]) -> None:
     batch, heads, width = sizes
-    given = [(0, states(batch, heads, 3, width)), (3, states(batch, heads, 1, width)), (4, states(batch, heads, 2, width))]
+    given = [
+        (0, states(batch, heads, 3, width)),
+        (3, states(batch, heads, 1, width)),
+        (4, states(batch, heads, 2, width)),
+    ]
 
     def run() -> list[Tensor]:
         layer = LAYERS[kind]()

@@ -13,7 +13,6 @@ from types import FunctionType
 
 from llm_op_guard.install.recognise import Refused, function_syntax
 
-
 # What forwards call the cache that they are given; Transformers 4 has the second name alone.
 NAMES_OF_CACHE = ("cache", "past_key_values")
 
