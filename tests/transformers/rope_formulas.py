@@ -238,15 +238,15 @@ def tables_of_their_own() -> Iterator[Sample]:
 
 
 def three_directions() -> Iterator[Sample]:
-    # Of nine columns three times two are turned. The table repeats its first half, whatever columns are paired.
-    x, places = numbers(B, H, L, 9), tuple(torch.tensor(p) for p in ([0, 1, 2], [3, 0, 1], [2, 2, 5]))
+    # Of 13 columns three times four are turned. The table repeats its first half, whatever columns are paired.
+    x, places = numbers(B, H, L, 13), tuple(torch.tensor(p) for p in ([0, 1, 2], [3, 0, 1], [2, 2, 5]))
     turned = x.double()
     for part, place in enumerate(places):
-        omega = 1 / 10000 ** (torch.arange(1, dtype=torch.float64) / 1)
+        omega = 1 / 10000 ** (torch.arange(2, dtype=torch.float64) / 2)
         angle = (place[:, None] * omega).repeat(1, 2)
-        columns = slice(2 * part, 2 * part + 2)
+        columns = slice(4 * part, 4 * part + 4)
         turned[..., columns] = rotated(x[..., columns], angle.cos(), angle.sin(), neighbours)
-    of = SimpleNamespace(d_dim=2, h_dim=2, w_dim=2, attention_head_size=9)
+    of = SimpleNamespace(d_dim=4, h_dim=4, w_dim=4, attention_head_size=13)
     yield {"self": of, "qk": x, "pos_ids": places}, turned
 
 
@@ -264,6 +264,9 @@ SAMPLES: dict[str, Callable[[], Iterator[Sample]]] = {
     "neighbours": lambda: both(D, turn(neighbours)),
     "neighbours, first half of the table": lambda: both(D, turn(neighbours, once=True)),
     "neighbours, put into halves": lambda: both(D, turn(neighbours, once=True, to=halves)),
+    "neighbours, put into halves first": lambda: both(
+        D, lambda x, cos, sin: rotated(torch.cat([x[..., ::2], x[..., 1::2]], -1), cos, sin, halves)
+    ),
     "neighbours, put into halves, keys optional": lambda: without_keys(
         both(D, turn(neighbours, once=True, to=halves)), lambda q: (q, None)
     ),

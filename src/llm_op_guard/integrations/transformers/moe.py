@@ -65,9 +65,10 @@ def candidates(module: ModuleType) -> Iterator[Candidate]:
 
 def _forward_of(cls: type) -> Candidate:
     site, operator = f"{cls.__module__}.{cls.__name__}.forward", f"{cls.__name__}.forward"
+    candidate = known(site, operator, cls.__dict__["forward"], *FAMILIES)
     choice = innermost(cls.__dict__.get("get_topk_indices"))
-    if isinstance(choice, FunctionType):
+    if candidate.function is not None and isinstance(choice, FunctionType):
         code = fingerprint(choice)
         if not isinstance(code, Fingerprint) or code.digest not in _CHOICE:
             return Candidate(site, operator, reason="its get_topk_indices is not one that is known")
-    return known(site, operator, cls.__dict__["forward"], *FAMILIES)
+    return candidate

@@ -70,10 +70,11 @@ FORMULAS: dict[str, Family] = {
     ),
     "neighbours, put into halves": Family(
         "rope:apply_rotary_pos_emb",
-        {
-            "deac6f5f2dbf205b": Code("deepseek_v3 and 10 others: apply_rotary_pos_emb_interleave"),
-            "0810d4a0ca954e7d": Code("deepseek_v3, longcat_flash: position_ids unused", versions=("4.57.6",)),
-        },
+        {"deac6f5f2dbf205b": Code("deepseek_v3 and 10 others: apply_rotary_pos_emb_interleave")},
+    ),
+    "neighbours, put into halves first": Family(
+        "rope:apply_rotary_pos_emb",
+        {"0810d4a0ca954e7d": Code("deepseek_v3, longcat_flash: position_ids unused", versions=("4.57.6",))},
     ),
     "neighbours, put into halves, keys optional": Family(
         "rope:apply_rotary_pos_emb_keys_optional",
