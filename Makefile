@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CODE := src tests benchmarks scripts
 TRANSFORMERS_4 := 4.57.6
+TRANSFORMERS_5 := $(shell sed -n 's/^transformers==//p' constraints-dev.txt)
+SDIST := .sdist/transformers-$(TRANSFORMERS_5)
 # The version that support-draft is about: make support-draft VERSION=5.25.0
 VERSION ?= $(TRANSFORMERS_4)
 CONTRACTS := $(wildcard src/llm_op_guard/contracts/*/*.contract tests/yardstick/*.contract)
@@ -13,7 +15,7 @@ CONTRACTS := $(wildcard src/llm_op_guard/contracts/*/*.contract tests/yardstick/
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test zoo test-transformers-4 lint format types bench docs support support-check support-draft clean
+.PHONY: help demo test zoo transformers-suites test-transformers-4 lint format types bench docs support support-check support-draft clean
 help:
 	@echo "make demo    a tiny Llama with and without guards, then bad inputs side by side"
 	@echo "make test    the tests                           make zoo     every model type of Transformers, guarded and not"
@@ -21,6 +23,7 @@ help:
 	@echo "make types   mypy --strict                      make bench   the benchmarks"
 	@echo "make docs    write the generated parts anew     make clean   remove .venv and caches"
 	@echo "make test-transformers-4    the tests of the Transformers contracts with Transformers $(TRANSFORMERS_4)"
+	@echo "make transformers-suites    the test suites of Transformers $(TRANSFORMERS_5), guarded and not"
 	@echo "make support    write docs/transformers-support.md anew, from Transformers $(TRANSFORMERS_4) too"
 	@echo "make support-draft VERSION=5.25.0    what another Transformers has that no contract was written for"
 
@@ -36,6 +39,10 @@ test-transformers-4: .venv-$(TRANSFORMERS_4)/.ready
 # For example: make zoo ZOO="--types llama,bert --jobs 4"
 zoo: $(READY)
 	@$(BIN)/python tests/zoo/zoo.py $(ZOO)
+
+# For example: make transformers-suites SUITES="--types llama,bert --jobs 4"
+transformers-suites: $(READY) $(SDIST)/.ready
+	@$(BIN)/python tests/suites/suites.py $(SDIST) $(SUITES)
 
 lint: $(READY)
 	@$(BIN)/ruff check $(CODE)
@@ -53,6 +60,7 @@ types: $(READY)
 bench: $(READY)
 	@$(BIN)/python benchmarks/rope_class_a.py
 	@$(BIN)/python benchmarks/patching.py
+	@$(BIN)/python benchmarks/decode_step.py
 
 docs: $(READY)
 	@$(BIN)/python scripts/language_reference.py
@@ -70,7 +78,7 @@ support-draft: $(READY) .venv-$(VERSION)/.ready
 	@.venv-$(VERSION)/bin/python scripts/transformers_support.py --draft --beside $(BIN)/python
 
 clean:
-	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-* .sdist .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last, so an interrupted installation is taken up again.
@@ -91,4 +99,14 @@ $(READY): pyproject.toml constraints-dev.txt
 	@.venv-$*/bin/python -m pip install --quiet --constraint .venv-$*/constraints.txt 'transformers==$*'
 	@echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \
 		> "$$(.venv-$*/bin/python -c 'import site; print(site.getsitepackages()[0])')/beside.pth"
+	@touch $@
+
+# The tests of Transformers, which no wheel has, and what they need besides.
+$(SDIST)/.ready: $(READY)
+	@echo "downloading the source distribution of transformers $(TRANSFORMERS_5)"
+	@mkdir -p .sdist
+	@$(BIN)/python -m pip download --quiet --no-deps --no-binary transformers --dest .sdist 'transformers==$(TRANSFORMERS_5)' \
+		|| { echo "the source distribution of transformers $(TRANSFORMERS_5) could not be downloaded: this takes a package index"; exit 1; }
+	@tar -xzf $(SDIST).tar.gz -C .sdist
+	@$(BIN)/python -m pip install --quiet --constraint constraints-dev.txt --editable '.[suites]'
 	@touch $@

@@ -20,7 +20,7 @@ from llm_op_guard.integrations.transformers import FAMILIES
 from llm_op_guard.integrations.transformers.known import Code
 
 ROOT = Path(__file__).resolve().parents[1]
-SAMPLE = [f"transformers.models.{name}.modeling_{name}" for name in ("llama", "bert", "gptj", "no_such_model")]
+SAMPLE = [f"transformers.models.{name}.modeling_{name}" for name in ("llama", "bert", "gptj", "opt", "no_such_model")]
 ROPE = "transformers.models.llama.modeling_llama.apply_rotary_pos_emb"
 
 

@@ -14,6 +14,7 @@ ALSO_4 = {
     "test_forwards.py",
     "test_identical.py",
     "test_install.py",
+    "test_logits.py",
     "test_masks.py",
     "test_silent_results.py",
     "test_token_ids.py",

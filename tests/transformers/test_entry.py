@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from outcomes import Call, assert_clearly_wrong, assert_quiet, diagnosed, logits, suspected
-from transformers import DynamicCache, StaticCache
+from transformers import BatchEncoding, DynamicCache, GenerationConfig, StaticCache
 from transformers.loss import loss_utils
 
 import llm_op_guard as og
@@ -379,6 +379,49 @@ def test_tokens_that_the_model_does_not_have_are_suspect(model: Model) -> None:
         model.generate(IDS, forced_eos_token_id=1000, **ended)
 
 
+@pytest.mark.parametrize("how", ["inputs", "input_ids"])
+def test_ids_that_are_no_tensor(model: Model, how: str) -> None:
+    for ids in (IDS.tolist(), IDS.numpy(), {"input_ids": IDS}, BatchEncoding({"input_ids": IDS})):
+        call = partial(model.generate, **{how: ids}, max_new_tokens=2)
+        with pytest.raises(AttributeError):
+            call()
+        rule_id = "inputs.type" if how == "inputs" else "kwargs['input_ids'].type"
+        violation = diagnosed(call, GENERATE, rule_id)
+        assert violation.hint is not None and violation.hint.startswith("ids as a list: torch.tensor([ids])")
+
+
+def test_no_beams(model: Model) -> None:
+    for beams, error in ((0, ZeroDivisionError), (-1, RuntimeError)):
+        for options in ({"num_beams": beams}, {"generation_config": GenerationConfig(num_beams=beams)}):
+            call = partial(model.generate, IDS, max_new_tokens=2, **options)
+            with pytest.raises(error) as caught:
+                call()
+            assert not isinstance(caught.value, og.GuardError)
+            assert diagnosed(call, GENERATE, "some_beams").observed == f"beams = {beams}"
+
+
+def test_no_sequences_of_several_beams(model: Model) -> None:
+    call = partial(model.generate, IDS, num_beams=2, num_return_sequences=0, max_new_tokens=2)
+    with pytest.raises(RuntimeError, match="Expected reduction dim"):
+        call()
+    diagnosed(call, GENERATE, "some_sequences")
+
+
+def test_a_penalty_for_what_has_no_end(model: Model) -> None:
+    options = {"exponential_decay_length_penalty": (1, 1.1), "max_new_tokens": 2, "do_sample": False}
+    model.generation_config.eos_token_id = None
+    with pytest.raises(RuntimeError, match="Could not infer dtype of NoneType"):
+        model.generate(IDS, **options)
+    diagnosed(lambda: model.generate(IDS, **options), GENERATE, "an_end_to_favour")
+
+
+def test_a_text_for_do_sample_is_suspect(model: Model) -> None:
+    torch.manual_seed(0)
+    sampled = model.generate(IDS, do_sample="False", max_new_tokens=4)
+    assert not torch.equal(sampled, model.generate(IDS, do_sample=False, max_new_tokens=4))
+    suspected(lambda: model.generate(IDS, do_sample="False", max_new_tokens=4), GENERATE, "it samples")
+
+
 def test_a_recipe_of_the_users_own_is_left_alone(model: Model) -> None:
     with og.installed("transformers"), pytest.raises(IndexError) as caught:
         model.generate(IDS[0], custom_generate=lambda *_, **__: IDS, max_new_tokens=2)
@@ -391,6 +434,11 @@ def test_generation_that_is_right(model: Model) -> None:
     with og.policy(B="raise"), og.installed("transformers"):
         model.generate(IDS, attention_mask=PADDING, pad_token_id=0, eos_token_id=-1, **greedy)
         model.generate(IDS, eos_token_id=[2, 3], **greedy)
+        model.generate(IDS, num_return_sequences=0, **greedy)  # one
+        model.generate(IDS, num_beams=1, generation_config=GenerationConfig(num_beams=0), **greedy)
+        model.generate(IDS, num_beams=2, num_return_sequences=2, do_sample=True, max_new_tokens=2)
+        model.generate(IDS, exponential_decay_length_penalty=(1, 1.1), **greedy)
+        model.generate(input_ids=IDS, do_sample=0, max_new_tokens=2)
         model.generate(inputs_embeds=torch.ones(2, 7, 64), **greedy)
         model.generate(torch.empty(2, 0, dtype=torch.long), inputs_embeds=torch.ones(2, 7, 64), **greedy)
         cache = model(IDS).cache

@@ -17,6 +17,7 @@ from llm_op_guard.integrations.transformers import (
     cache_updates,
     caches,
     entry,
+    logits,
     masks,
     models,
     moe,
@@ -25,9 +26,15 @@ from llm_op_guard.integrations.transformers import (
 )
 from llm_op_guard.integrations.transformers.known import LIBRARY
 
-PARTS = (rope, norms, moe, attention, cache_updates, masks, entry)
+PARTS = (rope, norms, moe, attention, cache_updates, masks, entry, logits)
 _OTHER_MODULES = frozenset(
-    {*attention.INTEGRATIONS, cache_updates.CACHE_MODULE, entry.GENERATION_MODULE, masks.MASKS_MODULE}
+    {
+        *attention.INTEGRATIONS,
+        cache_updates.CACHE_MODULE,
+        entry.GENERATION_MODULE,
+        logits.PROCESSORS_MODULE,
+        masks.MASKS_MODULE,
+    }
 )
 FAMILIES = tuple(family for part in PARTS for family in part.FAMILIES)
 
@@ -36,7 +43,7 @@ __all__ = ["FAMILIES", "LIBRARY", "TransformersIntegration", "register"]
 
 
 class TransformersIntegration:
-    """The operators of Transformers' modeling files, of its attention integrations, caches and of `generate`."""
+    """The operators of Transformers' modeling files, attentions, caches and logits processors, and `generate`."""
 
     library = LIBRARY
 

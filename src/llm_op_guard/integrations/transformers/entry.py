@@ -56,6 +56,8 @@ def _forward_of(cls: type) -> Iterator[Candidate]:
         name_of_cache = next((name for name in forwards.NAMES_OF_CACHE if name in parameters), "")
         contract = contract_named(_contract_for(function, parameters, name_of_cache), name_of_cache or "cache")
         yield Candidate(site, operator, function, contract, TOKEN_IDS)
+    elif forwards.module_asked_for_table(function) is not None:
+        yield Candidate(site, operator, function, contract_named("entry:token_ids"), TOKEN_IDS)
     elif forwards.learns_next_tokens(function) and {"labels", "logits_to_keep", "kwargs"} <= parameters:
         yield Candidate(site, operator, function, contract_named("entry:causal_lm"), METADATA)
     elif (look_up := forwards.look_up_of_ids(function)) is not None:

@@ -34,6 +34,41 @@ def table_of_ids(function: FunctionType) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
+@cache
+def module_asked_for_table(function: FunctionType) -> tuple[str, ...] | None:
+    """The path of the module whose `get_input_embeddings()` looks ids up as they came in; `()` is the model itself.
+
+    That is so in `if inputs_embeds is None: inputs_embeds = self.get_input_embeddings()(input_ids)`, a statement of the
+    forward itself, where there is no other look-up. Models of text and pictures are written so.
+    """
+    definition = _syntax(function)
+    if definition is None or _is_changed("input_ids", definition):
+        return None
+    written = [
+        statement
+        for block in definition.body
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "inputs_embeds is None"
+        for statement in block.body
+        if isinstance(statement, ast.Assign) and ast.unparse(statement).startswith("inputs_embeds = self.")
+    ]
+    look_ups = list(_look_ups(definition))
+    if len(look_ups) != 1 or not any(statement.value is look_ups[0] for statement in written):
+        return None
+    asked = ast.unparse(look_ups[0].func).split(".")
+    return tuple(asked[1:-1]) if asked[-1] == "get_input_embeddings()" else None
+
+
+@cache
+def asks_for_table_of(function: FunctionType) -> str | None:
+    """The child whose table a `get_input_embeddings` returns: `return self.<child>.get_input_embeddings()`."""
+    definition = _syntax(function)
+    if definition is None or len(definition.body) != 1:
+        return None
+    before, _, after = ast.unparse(definition.body[0]).partition(".get_input_embeddings()")
+    child = before.removeprefix("return self.")
+    return child if child.isidentifier() and child != before and not after else None
+
+
 def look_up_of_ids(function: FunctionType) -> str | None:
     """The look-up of token ids in a forward, as it is written: a call on `input_ids` and nothing else."""
     definition = _syntax(function)

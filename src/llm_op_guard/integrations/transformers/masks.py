@@ -37,8 +37,21 @@ FAMILIES = (
             "6e747a4704cb7ec0": Code("masking_utils.create_chunked_causal_mask", versions=("4.57.6",)),
         },
     ),
+    Family(
+        "mask:create_bidirectional_mask",
+        {
+            "440fcc8288d4d050": Code("masking_utils.create_bidirectional_mask"),
+            "6efba5d109cf6818": Code("masking_utils.create_bidirectional_sliding_window_mask"),
+        },
+    ),
 )
-_FUNCTIONS = ("create_causal_mask", "create_sliding_window_causal_mask", "create_chunked_causal_mask")
+_FUNCTIONS = (
+    "create_causal_mask",
+    "create_sliding_window_causal_mask",
+    "create_chunked_causal_mask",
+    "create_bidirectional_mask",
+    "create_bidirectional_sliding_window_mask",
+)
 
 # What turns a 2-D mask into the one of an attention, by its code; where an attention has none, masks are not looked at.
 _MAKERS = {
@@ -55,7 +68,7 @@ _MAKERS = {
 
 
 def candidates(module: ModuleType) -> Iterator[Candidate]:
-    """The functions that make causal masks."""
+    """The functions that make masks."""
     if module.__name__ != MASKS_MODULE:
         return
     for name in _FUNCTIONS:

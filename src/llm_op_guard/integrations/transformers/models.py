@@ -38,6 +38,7 @@ _ROTARY = {
     "bff137080df95f04": "chameleon",
 }
 _GENERATION = "transformers.generation.utils"
+_INPUT_EMBEDDINGS = "956dcdbe2849ee9a"  # EmbeddingAccessMixin.get_input_embeddings
 # `ForCausalLMLoss`, which shifts labels, and ignores -100.
 _CAUSAL_LM_LOSS = "92434fe932f2ec9f"
 
@@ -190,14 +191,50 @@ def _inner(model: Any) -> Any:
 
 def _looks_up(module: Any) -> bool:
     function = _forward(module)
-    return function is not None and forwards.table_of_ids(function) is not None
+    return function is not None and (
+        forwards.table_of_ids(function) is not None or forwards.module_asked_for_table(function) is not None
+    )
 
 
-def _table_of_ids(decoder: Any) -> Any:
-    name = forwards.table_of_ids(_known_forward(decoder))
-    if name is None:
+def _table_of_ids(model: Any) -> Any:
+    function = _known_forward(model)
+    name = forwards.table_of_ids(function)
+    if name is not None:
+        return _embedding(path_value(model, name))
+    path = forwards.module_asked_for_table(function)
+    if path is None:
         raise NotApplicable
-    return _embedding(path_value(decoder, name))
+    return _embedding(_input_embeddings(path_value(model, *path)))
+
+
+def _input_embeddings(module: Any) -> Any:
+    """What a module's `get_input_embeddings()` returns, by reading; raises NotApplicable where its code is unknown."""
+    function = _class_function(type(module), "get_input_embeddings")
+    if function is None or path_value(module, "get_input_embeddings") is not UNSET:
+        raise NotApplicable
+    child = forwards.asks_for_table_of(function)
+    if child is not None:
+        return _input_embeddings(_child(module, child))
+    if _digest(function) != _INPUT_EMBEDDINGS:
+        raise NotApplicable
+    name = path_value(module, "_input_embed_layer")
+    if not isinstance(name, str):
+        raise NotApplicable
+    for owner in (module, _child(module, "embeddings"), _child(module, "model")):
+        if owner is not None and (table := _child(owner, name)) is not None:
+            return table
+    language_model = _child(module, "language_model")
+    if language_model is None or language_model is module:
+        raise NotApplicable
+    return _input_embeddings(language_model)
+
+
+def _child(module: Any, name: str) -> Any:
+    """`getattr(module, name, None)`; raises NotApplicable for a property."""
+    value = path_value(module, name)
+    if value is UNSET and any(name in cls.__dict__ for cls in type(module).__mro__):
+        raise NotApplicable
+    return None if value is UNSET else value
 
 
 def _embedding(table: Any) -> Any:
@@ -219,7 +256,7 @@ def _rows(table: Any) -> int:
 
 def _forward(module: Any) -> FunctionType | None:
     """The innermost forward of a module's class; None where the instance has its own or there is none."""
-    return None if path_value(module, "forward") is not UNSET else _class_forward(type(module))
+    return None if path_value(module, "forward") is not UNSET else _class_function(type(module), "forward")
 
 
 def _known_forward(module: Any) -> FunctionType:
@@ -229,8 +266,8 @@ def _known_forward(module: Any) -> FunctionType:
     return function
 
 
-def _class_forward(cls: type) -> FunctionType | None:
-    found = next((base.__dict__["forward"] for base in cls.__mro__ if "forward" in base.__dict__), None)
+def _class_function(cls: type, name: str) -> FunctionType | None:
+    found = next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
     return _innermost(found) if isinstance(found, FunctionType) else None
 
 
