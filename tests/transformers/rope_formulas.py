@@ -128,11 +128,35 @@ def last_queries() -> Iterator[Sample]:
         yield {"q": q, "k": k, "cos": cos, "sin": sin}, turned
 
 
-def at_positions() -> Iterator[Sample]:
-    q, k, v = (numbers(B, H, L, D, seed=seed) for seed in range(3))
+def at_positions(names: tuple[str, ...]) -> Iterator[Sample]:
+    states = {name: numbers(B, H, L, D, seed=seed) for seed, name in enumerate(names)}
     cos, sin, places = numbers(5, D, seed=3), numbers(5, D, seed=4), torch.tensor([[4, 0, 2]])
-    turned = tuple(rotated(x, cos[places][:, None], sin[places][:, None], halves) for x in (q, k, v))
-    yield {"q": q, "k": k, "v": v, "cos": cos, "sin": sin, "position_ids": places}, turned
+    turned = tuple(rotated(x, cos[places][:, None], sin[places][:, None], halves) for x in states.values())
+    yield {**states, "cos": cos, "sin": sin, "position_ids": places}, turned
+
+
+def three_tables(width: int, turn: Turn) -> Iterator[Sample]:
+    """One table for time, one for height, one for width; each half of the columns takes a section of each."""
+    q, k, sections = numbers(B, H, L, D), numbers(B, G, L, D, seed=1), [1, 1, width // 2 - 2]
+    of_column = [i % 3 for i, size in enumerate(2 * sections) for _ in range(size)]
+    for tables in (1, B):
+        cos, sin = numbers(3, tables, L, width, seed=2), numbers(3, tables, L, width, seed=3)
+        mixed = [torch.stack([t[of, ..., at] for at, of in enumerate(of_column)], -1)[:, None] for t in (cos, sin)]
+        turned = tuple(turn(x, *mixed) for x in (q, k))
+        yield {"q": q, "k": k, "cos": cos, "sin": sin, "mrope_section": sections}, turned
+
+
+def cut_table() -> Iterator[Sample]:
+    x, cos, sin = numbers(B, H, L, D), numbers(1, 1, L + 2, D, seed=2), numbers(1, 1, L + 2, D, seed=3)
+    yield {"x": x, "cos": cos, "sin": sin}, rotated(x, cos[:, :, :L], sin[:, :, :L], halves)
+
+
+def angles_of_patches() -> Iterator[Sample]:
+    tensor, freqs = numbers(1, L, H, D), numbers(L, D // 2, seed=2)
+    yield (
+        {"tensor": tensor, "freqs": freqs},
+        rotated(tensor, freqs.cos()[:, None], freqs.sin()[:, None], halves, once=True),
+    )
 
 
 def by_time() -> Iterator[Sample]:
@@ -214,15 +238,15 @@ def tables_of_their_own() -> Iterator[Sample]:
 
 
 def three_directions() -> Iterator[Sample]:
-    # Of nine columns three times two are turned. The table repeats its first half, whatever columns are paired.
-    x, places = numbers(B, H, L, 9), tuple(torch.tensor(p) for p in ([0, 1, 2], [3, 0, 1], [2, 2, 5]))
+    # Of 13 columns three times four are turned. The table repeats its first half, whatever columns are paired.
+    x, places = numbers(B, H, L, 13), tuple(torch.tensor(p) for p in ([0, 1, 2], [3, 0, 1], [2, 2, 5]))
     turned = x.double()
     for part, place in enumerate(places):
-        omega = 1 / 10000 ** (torch.arange(1, dtype=torch.float64) / 1)
+        omega = 1 / 10000 ** (torch.arange(2, dtype=torch.float64) / 2)
         angle = (place[:, None] * omega).repeat(1, 2)
-        columns = slice(2 * part, 2 * part + 2)
+        columns = slice(4 * part, 4 * part + 4)
         turned[..., columns] = rotated(x[..., columns], angle.cos(), angle.sin(), neighbours)
-    of = SimpleNamespace(d_dim=2, h_dim=2, w_dim=2, attention_head_size=9)
+    of = SimpleNamespace(d_dim=4, h_dim=4, w_dim=4, attention_head_size=13)
     yield {"self": of, "qk": x, "pos_ids": places}, turned
 
 
@@ -240,6 +264,9 @@ SAMPLES: dict[str, Callable[[], Iterator[Sample]]] = {
     "neighbours": lambda: both(D, turn(neighbours)),
     "neighbours, first half of the table": lambda: both(D, turn(neighbours, once=True)),
     "neighbours, put into halves": lambda: both(D, turn(neighbours, once=True, to=halves)),
+    "neighbours, put into halves first": lambda: both(
+        D, lambda x, cos, sin: rotated(torch.cat([x[..., ::2], x[..., 1::2]], -1), cos, sin, halves)
+    ),
     "neighbours, put into halves, keys optional": lambda: without_keys(
         both(D, turn(neighbours, once=True, to=halves)), lambda q: (q, None)
     ),
@@ -263,7 +290,15 @@ SAMPLES: dict[str, Callable[[], Iterator[Sample]]] = {
         2, last, lambda x, cos, sin: {"x": x, "cos": cos, "sin": sin, "unsqueeze_dim": 2}
     ),
     "halves, queries of the last positions": last_queries,
-    "halves at positions": at_positions,
+    "halves at positions": lambda: at_positions(("q", "k", "v")),
+    "halves at positions, no values": lambda: at_positions(("q", "k")),
+    "halves, three tables": lambda: three_tables(D, turn(halves)),
+    "halves of the first columns, three tables": lambda: three_tables(4, turn_first(halves)),
+    "neighbours of the first columns, first half of three tables": lambda: three_tables(
+        4, turn_first(neighbours, once=True)
+    ),
+    "halves of one tensor, table cut to its tokens": cut_table,
+    "halves of one tensor, angles of patches": angles_of_patches,
     "complex numbers": lambda: complex_numbers(1, ("xq", "xk", "freqs_cis")),
     "complex numbers, tokens before heads": lambda: complex_numbers(2, ("xq", "xk", "freqs_cis")),
     "neighbours by time": by_time,

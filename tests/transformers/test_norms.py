@@ -386,7 +386,12 @@ def test_a_class_of_every_code_that_is_known_was_tried() -> None:
         digest(class_named(cls).forward): name.partition(" ")[0] for name, row in RULES.items() for cls in row.classes
     }
     tried[digest(class_named("zaya.ZayaQKNorm").forward)] = "query_key_norm"
-    told = {code: family.contract.partition(":")[2] for family in norms.FAMILIES for code in family.code}
+    told = {
+        code: family.contract.partition(":")[2]
+        for family in norms.FAMILIES
+        for code, at in family.code.items()
+        if "5.24.0" in at.versions
+    }
     assert tried == told
     assert all(contract_named(family.contract).rules for family in norms.FAMILIES)
 

@@ -50,7 +50,32 @@ _EAGER = (
         },
     ),
     Family("attention:ungrouped_attention_of_states", {"fb3ce7fe9c058f06": Code("phi4_multimodal, timesfm")}),
-    Family("attention:unmasked_attention_forward", {"857a60009fc3153a": Code("vjepa2")}),
+    Family(
+        "attention:unmasked_attention_forward",
+        {
+            "857a60009fc3153a": Code("vjepa2"),
+            "85ec5ff3d3c0cb81": Code(
+                "vit and 14 others: weights are multiplied by what is called a mask", versions=("4.57.6",)
+            ),
+        },
+    ),
+    Family(
+        "attention:ungrouped_attention_forward_cutting_masks",
+        {
+            "cecb12ccf07c7f6f": Code("align and 5 others: heads are weighted by `head_mask`", versions=("4.57.6",)),
+            "90e5ed36a9f11bc2": Code("whisper, qwen2_audio, voxtral: other masks are left alone", versions=("4.57.6",)),
+            "ae86b655ed41f0d3": Code("gpt2, decision_transformer: causal by itself", versions=("4.57.6",)),
+            "6bafdfd43ae21c97": Code("esm, evolla: with positions relative to each other", versions=("4.57.6",)),
+            "db535003a45bd871": Code("kosmos2_5, persimmon", versions=("4.57.6",)),
+            "f61d080e052247c9": Code("gpt_neox: heads are weighted by `head_mask`", versions=("4.57.6",)),
+            "b9f74123a787e96e": Code("internvl", versions=("4.57.6",)),
+            "152703f4eb3e431e": Code("modernbert_decoder: there is always a mask", versions=("4.57.6",)),
+        },
+    ),
+    Family(
+        "attention:ungrouped_attention_of_states_cutting_masks",
+        {"3836b388a299e954": Code("phi4_multimodal, timesfm", versions=("4.57.6",))},
+    ),
     Family(
         "attention:eager_attention_forward_cutting_masks",
         {
@@ -84,7 +109,15 @@ _FLASH = (
         {"9e8ed82043890750": Code("integrations.flash_attention, before its kernels are loaded")},
     ),
 )
-_FLEX = (Family("attention:flex_attention_forward", {"cd6034355ff44d5f": Code("integrations.flex_attention")}),)
+_FLEX = (
+    Family(
+        "attention:flex_attention_forward",
+        {
+            "cd6034355ff44d5f": Code("integrations.flex_attention"),
+            "9a88626514efbcf4": Code("integrations.flex_attention", versions=("4.57.6",)),
+        },
+    ),
+)
 FAMILIES = (*_EAGER, *_REPEAT_KV, *_SDPA, *_FLASH, *_FLEX)
 
 _FUNCTIONS = {
@@ -97,13 +130,22 @@ _FUNCTIONS = {
     "flash_attention_forward": _FLASH,
     "flex_attention_forward": _FLEX,
     "repeat_kv": _REPEAT_KV,
+    "sdpa_attention_paged_forward": (),
+    "paged_attention_forward": (),
 }
 
-# Code that was read and has no contract.
+# Code that was read and has no contract: in 5.24.0, then in 4.57.6.
 _LEFT_OUT = {
-    ("transformers.integrations.sdpa_paged", "sdpa_attention_paged_forward"): "it calls sdpa_attention_forward alone",
-    ("transformers.integrations.flash_paged", "paged_attention_forward"): "it calls flash_attention_forward alone",
-    ("transformers.models.doge.modeling_doge", "flex_attention_forward"): "its mask differs from head to head",
+    "b39b41f66d07a565": "it calls sdpa_attention_forward alone",
+    "a1c9aa68929d0caa": "it calls flash_attention_forward alone",
+    "031463580e25b680": "its mask differs from head to head",
+    "30abe81578fe03f7": "its keys are those of a paged cache, which it updates",
+    "ccde6372881da2fb": "its keys are those of a paged cache, which it updates",
+    "e1b8bc67e8090d55": "its keys are those of a paged cache, which it updates",
+    "ee2d0a1727d4953d": "its mask differs from head to head",
+    "b31f82b4ba632d91": "queries, keys and values are one tensor, which its module made",
+    "e78dd05cadd0f1c9": "queries, keys and values are one tensor, which its module made",
+    "02b680d0398cebee": "queries, keys and values are one tensor, which its module made",
 }
 
 # The modules that are for all models, each with the function that must be there.
@@ -124,7 +166,5 @@ def candidates(module: ModuleType) -> Iterator[Candidate]:
     if needed is not None and needed not in module.__dict__:
         yield Candidate(f"{name}.{needed}", needed, reason="this version of Transformers has no such function")
     for function, found in list(module.__dict__.items()):
-        if (reason := _LEFT_OUT.get((name, function))) is not None:
-            yield Candidate(f"{name}.{function}", function, reason=reason)
-        elif function in _FUNCTIONS and getattr(found, "__module__", name) == name:
-            yield known(f"{name}.{function}", function, found, *_FUNCTIONS[function])
+        if function in _FUNCTIONS and getattr(found, "__module__", name) == name:
+            yield known(f"{name}.{function}", function, found, *_FUNCTIONS[function], left_out=_LEFT_OUT)

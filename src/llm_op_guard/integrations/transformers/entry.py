@@ -53,7 +53,8 @@ def _forward_of(cls: type) -> Iterator[Candidate]:
         return
     site, operator = f"{cls.__module__}.{cls.__name__}.forward", f"{cls.__name__}.forward"
     if forwards.table_of_ids(function) is not None:
-        contract = contract_named(_contract_for(function, parameters))
+        name_of_cache = next((name for name in forwards.NAMES_OF_CACHE if name in parameters), "")
+        contract = contract_named(_contract_for(function, parameters, name_of_cache), name_of_cache or "cache")
         yield Candidate(site, operator, function, contract, TOKEN_IDS)
     elif forwards.module_asked_for_table(function) is not None:
         yield Candidate(site, operator, function, contract_named("entry:token_ids"), TOKEN_IDS)
@@ -63,10 +64,10 @@ def _forward_of(cls: type) -> Iterator[Candidate]:
         yield Candidate(site, operator, reason=f"it looks token ids up in another way ({look_up})")
 
 
-def _contract_for(function: FunctionType, parameters: set[str]) -> str:
+def _contract_for(function: FunctionType, parameters: set[str], name_of_cache: str) -> str:
     """The contract for a forward that looks token ids up, by what else it takes."""
-    if forwards.looks_positions_up(function) and "cache" in parameters:
-        return "entry:learned_positions"
-    if {"attention_mask", "position_ids", "cache", "kwargs"} <= parameters:
+    if forwards.looks_positions_up(function) and name_of_cache:
+        return "entry:learned_positions_of_cache" if "cache_position" in parameters else "entry:learned_positions"
+    if {"attention_mask", "position_ids", name_of_cache, "kwargs"} <= parameters:
         return "entry:forward"
     return "entry:token_ids"

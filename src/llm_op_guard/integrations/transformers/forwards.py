@@ -13,6 +13,9 @@ from types import FunctionType
 
 from llm_op_guard.install.recognise import Refused, function_syntax
 
+# What forwards call the cache that they are given; Transformers 4 has the second name alone.
+NAMES_OF_CACHE = ("cache", "past_key_values")
+
 
 @cache
 def table_of_ids(function: FunctionType) -> str | None:
@@ -111,22 +114,29 @@ def rotates_positions(function: FunctionType) -> bool:
 
 @cache
 def looks_positions_up(function: FunctionType) -> bool:
-    """Whether `position_ids` of the caller go to the table `self.wpe` just as they came in, and count up without."""
+    """Whether `position_ids` of the caller go to the table `self.wpe` just as they came in, and count up without.
+
+    In Transformers 4 `cache_position` stands for them where they are missing, and counts up where it is missing too.
+    """
     definition = _syntax(function)
     if definition is None or not _goes_to("self.wpe", "position_ids", 0, definition):
         return False
+    written = [ast.unparse(node) for node in ast.walk(definition) if isinstance(node, ast.Assign)]
+    if "position_ids = cache_position.unsqueeze(0)" in written:
+        start, end = "past_seen_tokens", "past_seen_tokens + inputs_embeds.shape[1]"
+        counts = f"cache_position = torch.arange({start}, {end}, device=inputs_embeds.device)"
+        return counts in written and _is_default_or_scaled("cache_position", definition)
     counted = ("inputs_embeds.shape[1]", "input_shape[-1]")
     return any(
-        isinstance(node, ast.Assign) and ast.unparse(node).startswith(f"position_ids = torch.arange({length}")
-        and ast.unparse(node).endswith("+ past_seen_tokens")
-        for node in ast.walk(definition)
+        text.startswith(f"position_ids = torch.arange({length}") and text.endswith("+ past_seen_tokens")
+        for text in written
         for length in counted
-    )  # fmt: skip
+    )
 
 
 @cache
 def runs_every_layer(function: FunctionType) -> bool:
-    """Whether a forward hands `cache` on to each of `self.layers`, as many as the config has."""
+    """Whether a forward hands its cache on to each of `self.layers`, as many as the config has."""
     definition = _syntax(function)
     if definition is None:
         return False
@@ -134,7 +144,7 @@ def runs_every_layer(function: FunctionType) -> bool:
         isinstance(node, ast.For)
         and "self.layers[:self.config.num_hidden_layers]" in ast.unparse(node.iter)
         and any(
-            keyword.arg == "cache" and ast.unparse(keyword.value) == "cache"
+            keyword.arg in NAMES_OF_CACHE and ast.unparse(keyword.value) == keyword.arg
             for call in ast.walk(node)
             if isinstance(call, ast.Call)
             for keyword in call.keywords
@@ -151,15 +161,16 @@ def fills_its_layer(function: FunctionType) -> bool:
         return False
     return any(
         isinstance(statement, ast.If)
-        and ast.unparse(statement.test) == "cache is not None"
+        and ast.unparse(statement.test) == f"{name} is not None"
         and any(
             isinstance(inner, ast.Assign)
             and isinstance(inner.value, ast.Call)
-            and ast.unparse(inner.value.func) == "cache.update"
-            and [ast.unparse(argument) for argument in inner.value.args[2:]] == ["self.layer_idx"]
+            and ast.unparse(inner.value.func) == f"{name}.update"
+            and [ast.unparse(argument) for argument in inner.value.args[2:3]] == ["self.layer_idx"]
             for inner in statement.body
         )
         for statement in definition.body
+        for name in NAMES_OF_CACHE
     )
 
 

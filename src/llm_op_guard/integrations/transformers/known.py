@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tokenize
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -38,20 +40,42 @@ class Family:
     defaults: Policy = METADATA
 
 
-def contract_named(name: str) -> Contract:
-    """A shipped contract by `file:name`, for example `rope:apply_rotary_pos_emb`."""
+def contract_named(name: str, name_of_cache: str = "cache") -> Contract:
+    """A shipped contract by `file:name`, for example `rope:apply_rotary_pos_emb`.
+
+    `name_of_cache` is what the operator calls the argument and the part of its result that the contract calls `cache`:
+    in Transformers 4 it is `past_key_values`.
+    """
     file, _, operator = name.partition(":")
-    return _contracts(file)[operator]
+    return _contracts(file, name_of_cache)[operator]
 
 
 @cache
-def _contracts(file: str) -> dict[str, Contract]:
+def _contracts(file: str, name_of_cache: str) -> dict[str, Contract]:
     path = resources.files("llm_op_guard") / "contracts" / LIBRARY / f"{file}.contract"
-    return parse_stubs(path.read_text(encoding="utf-8"), f"{LIBRARY}/{file}.contract")
+    text = _renamed(path.read_text(encoding="utf-8"), "cache", name_of_cache)
+    return parse_stubs(text, f"{LIBRARY}/{file}.contract")
 
 
-def known(site: str, operator: str, found: object, *families: Family) -> Candidate:
-    """A candidate whose code must be that of one of these families."""
+def _renamed(text: str, name: str, other: str) -> str:
+    """A contract text with another name for a name; what stands in its texts stays."""
+    if name == other:
+        return text
+    lines = text.splitlines(keepends=True)
+    for token in reversed(list(tokenize.generate_tokens(io.StringIO(text).readline))):
+        if token.type == tokenize.NAME and token.string == name:
+            (row, start), (_, end) = token.start, token.end
+            lines[row - 1] = lines[row - 1][:start] + other + lines[row - 1][end:]
+    return "".join(lines)
+
+
+def known(
+    site: str, operator: str, found: object, *families: Family, left_out: Mapping[str, str] | None = None
+) -> Candidate:
+    """A candidate whose code must be that of one of these families.
+
+    `left_out` has the reasons why other code that was read has no contract, by its fingerprint.
+    """
     function = innermost(found)
     if isinstance(function, Refused):
         return Candidate(site, operator, reason=function.reason)
@@ -61,7 +85,7 @@ def known(site: str, operator: str, found: object, *families: Family) -> Candida
     for family in families:
         if code.digest in family.code:
             return Candidate(site, operator, function, contract_named(family.contract), family.defaults)
-    return Candidate(site, operator, reason=_unknown(code))
+    return Candidate(site, operator, reason=(left_out or {}).get(code.digest) or _unknown(code))
 
 
 def _unknown(code: Fingerprint) -> str:

@@ -20,16 +20,38 @@ from llm_op_guard.integrations.transformers.known import Code, Family, known
 
 MASKS_MODULE = "transformers.masking_utils"
 
-_FAMILIES = {
-    "create_causal_mask": Family("mask:create_causal_mask", {"c1b77a0501de53b0": Code("masking_utils")}),
-    "create_sliding_window_causal_mask": Family("mask:create_causal_mask", {"f657c45ab2c1e680": Code("masking_utils")}),
-    "create_chunked_causal_mask": Family("mask:create_causal_mask", {"c04afbcbbd3b80c5": Code("masking_utils")}),
-    "create_bidirectional_mask": Family("mask:create_bidirectional_mask", {"440fcc8288d4d050": Code("masking_utils")}),
-    "create_bidirectional_sliding_window_mask": Family(
-        "mask:create_bidirectional_mask", {"6efba5d109cf6818": Code("masking_utils")}
+FAMILIES = (
+    Family(
+        "mask:create_causal_mask",
+        {
+            "c1b77a0501de53b0": Code("masking_utils.create_causal_mask"),
+            "f657c45ab2c1e680": Code("masking_utils.create_sliding_window_causal_mask"),
+            "c04afbcbbd3b80c5": Code("masking_utils.create_chunked_causal_mask"),
+        },
     ),
-}
-FAMILIES = tuple(_FAMILIES.values())
+    Family(
+        "mask:create_causal_mask_padded",
+        {
+            "e4c1e1fb10ded6d6": Code("masking_utils.create_causal_mask", versions=("4.57.6",)),
+            "95a694ffc4fbe4c2": Code("masking_utils.create_sliding_window_causal_mask", versions=("4.57.6",)),
+            "6e747a4704cb7ec0": Code("masking_utils.create_chunked_causal_mask", versions=("4.57.6",)),
+        },
+    ),
+    Family(
+        "mask:create_bidirectional_mask",
+        {
+            "440fcc8288d4d050": Code("masking_utils.create_bidirectional_mask"),
+            "6efba5d109cf6818": Code("masking_utils.create_bidirectional_sliding_window_mask"),
+        },
+    ),
+)
+_FUNCTIONS = (
+    "create_causal_mask",
+    "create_sliding_window_causal_mask",
+    "create_chunked_causal_mask",
+    "create_bidirectional_mask",
+    "create_bidirectional_sliding_window_mask",
+)
 
 # What turns a 2-D mask into the one of an attention, by its code; where an attention has none, masks are not looked at.
 _MAKERS = {
@@ -37,6 +59,11 @@ _MAKERS = {
     "22d6fa97fcc72a52": "sdpa",
     "1f46d179868dffab": "flash",
     "b2c706e093a5a1c1": "flex",
+    # the same in Transformers 4
+    "5eccfd3470f41ef9": "eager",
+    "fefc0482071e6b1b": "sdpa",
+    "5246d7eab01fcc91": "flash",
+    "143c897c0aaf6f4d": "flex",
 }
 
 
@@ -44,13 +71,13 @@ def candidates(module: ModuleType) -> Iterator[Candidate]:
     """The functions that make masks."""
     if module.__name__ != MASKS_MODULE:
         return
-    for name, family in _FAMILIES.items():
+    for name in _FUNCTIONS:
         site = f"{MASKS_MODULE}.{name}"
         found = module.__dict__.get(name)
         if found is None:
             yield Candidate(site, name, reason="this version of Transformers has no such function")
         else:
-            yield known(site, name, found, family)
+            yield known(site, name, found, *FAMILIES)
 
 
 def makes_masks(config: Any, *names: str) -> bool:

@@ -2,7 +2,7 @@
 
 Each answer holds only for a model whose modules do in plain sight what is asked (`forwards`), with code that is known
 where a fingerprint can know it, and without hooks that could come between; else there is none. Fingerprints were taken
-from Transformers 5.24.0. A program that is traced gets no answer: it would trace what is asked.
+from Transformers 5.24.0 and 4.57.6. A program that is traced gets no answer: it would trace what is asked.
 """
 
 from __future__ import annotations
@@ -27,6 +27,15 @@ _ROTARY = {
     "1b3c6ff829a598c5": "olmo3 and 2 others: a frequency for each kind of layer, in float32",
     "1e5c6553c3644600": "llama4, deepseek_v2: complex",
     "626bb21051b7bb04": "gpt_oss: half a table",
+    # the same in Transformers 4
+    "a837fa15cb54e536": "llama and 64 others",
+    "50f1d625c3ff3b09": "olmo and 3 others: in float32",
+    "20532a9e8a5b6f65": "ernie4_5, ernie4_5_moe: in float32",
+    "16d8ac4bd3847f77": "blt, cohere, cohere2: each frequency twice in a row",
+    "43e98f0334cea7ee": "llama4, deepseek_v2: complex",
+    "e982be9f19cc2753": "gpt_oss: half a table",
+    "a79b4e8efd33bfca": "dbrx, recurrent_gemma",
+    "bff137080df95f04": "chameleon",
 }
 _GENERATION = "transformers.generation.utils"
 _INPUT_EMBEDDINGS = "956dcdbe2849ee9a"  # EmbeddingAccessMixin.get_input_embeddings
@@ -280,10 +289,12 @@ def _digest_of(function: FunctionType) -> str:
 
 def _prepares_as_usual(model: Any) -> bool:
     """Whether `generate` makes what the model is given without a word of the model's own."""
-    return all(
-        next((cls.__module__ for cls in type(model).__mro__ if name in cls.__dict__), None) == _GENERATION
+    makes, counts = (
+        next((cls.__module__ for cls in type(model).__mro__ if name in cls.__dict__), "")
         for name in ("prepare_inputs_for_generation", "_prepare_position_ids_for_generation")
     )
+    # In Transformers 4 the first of them counts positions, too.
+    return makes == _GENERATION and counts in (_GENERATION, "")
 
 
 def _has_loss_of_library(model: Any, base: Any) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 from llm_op_guard.install.installer import Candidate
+from llm_op_guard.install.recognise import Fingerprint, fingerprint, innermost
 from llm_op_guard.integrations.transformers.known import Code, Family, known
 
 FAMILIES = (
@@ -30,6 +31,8 @@ FAMILIES = (
             "6cb3e0bddbe1e42f": Code("DeepseekV4"),
             "33799d6c4955d4a6": Code("Flint"),
             "8805c7a21144a848": Code("GptOss"),
+            "0359ace30dac6cdf": Code("GptOss", versions=("4.57.6",)),
+            "e580f6e2b981e167": Code("DeepseekV3, Dots1, Glm4Moe, Glm4vMoeText", versions=("4.57.6",)),
             "1d8583e1f3274f49": Code("Jamba"),
             "90b8b427e9ad8efd": Code("Kolibri1"),
             "2f991deaeb945075": Code("Laguna"),
@@ -44,6 +47,9 @@ FAMILIES = (
     ),
 )  # fmt: skip
 
+# What a forward of Transformers 4 calls on itself, where it takes `top_k` of as many experts as `weight` has rows.
+_CHOICE = {"f55fd0765b68ad10": Code("DeepseekV3, Dots1, Glm4Moe, Glm4vMoeText", versions=("4.57.6",))}
+
 
 def candidates(module: ModuleType) -> Iterator[Candidate]:
     """The `forward` of every class that a modeling file calls TopKRouter, or TopkRouter."""
@@ -54,5 +60,15 @@ def candidates(module: ModuleType) -> Iterator[Candidate]:
             and "topkrouter" in cls.__name__.lower()
             and "forward" in cls.__dict__
         ):
-            site = f"{cls.__module__}.{cls.__name__}.forward"
-            yield known(site, f"{cls.__name__}.forward", cls.__dict__["forward"], *FAMILIES)
+            yield _forward_of(cls)
+
+
+def _forward_of(cls: type) -> Candidate:
+    site, operator = f"{cls.__module__}.{cls.__name__}.forward", f"{cls.__name__}.forward"
+    candidate = known(site, operator, cls.__dict__["forward"], *FAMILIES)
+    choice = innermost(cls.__dict__.get("get_topk_indices"))
+    if candidate.function is not None and isinstance(choice, FunctionType):
+        code = fingerprint(choice)
+        if not isinstance(code, Fingerprint) or code.digest not in _CHOICE:
+            return Candidate(site, operator, reason="its get_topk_indices is not one that is known")
+    return candidate

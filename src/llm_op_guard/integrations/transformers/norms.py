@@ -48,6 +48,14 @@ FAMILIES = (
     ),
     Family("norm:rms_norm_of_tensor", {"0a102fa37c957016": Code("imagegpt", versions=("4.57.6", "5.24.0"))}),
     Family("norm:rms_norm_with_scale", {"d1ade7ca71fada86": Code("gemma3n, gemma4 and 6 others")}),
+    Family(
+        "norm:rms_norm_of_x_with_scale",
+        {"71dd80028f9bd526": Code("gemma3n: without scale, a weight of one number", versions=("4.57.6",))},
+    ),
+    Family(
+        "norm:rms_norm_on_any_device",
+        {"8dc87bb4fd823f51": Code("falcon_mamba: the weight follows the input", versions=("4.57.6",))},
+    ),
     Family("norm:unweighted_rms_norm", {"ddc1a7427e850ba7": Code("inkling2, inkling2_loop")}),
     Family(
         "norm:unweighted_rms_norm_of_x",
@@ -64,6 +72,7 @@ FAMILIES = (
         {
             "5dbf72a7fb222e95": Code("xlstm: RMSNorm", versions=("4.57.6", "5.24.0")),
             "60179a37d0f8b8ec": Code("esm: LayerNorm of ESMFold, with its weights in bfloat16 where the input is"),
+            "6ac91e469138b947": Code("esm: the same", versions=("4.57.6",)),
         },
     ),
     Family(
@@ -79,7 +88,8 @@ FAMILIES = (
         {
             "c8b1b7c057de1b6d": Code(
                 "mamba2, bamba, granitemoehybrid, nemotron_h, zamba2", versions=("4.57.6", "5.24.0")
-            )
+            ),
+            "5e56ae3452b7c256": Code("mamba2, bamba, granitemoehybrid: in one group", versions=("4.57.6",)),
         },
     ),
     Family(
@@ -107,7 +117,13 @@ FAMILIES = (
             "17def88f47eeb38b": Code("videoprism: 1 + weight"),
         },
     ),
-    Family("norm:layer_norm_of_input", {"a1b1a15208ac1151": Code("nemotron: 1 + weight")}),
+    Family(
+        "norm:layer_norm_of_input",
+        {
+            "a1b1a15208ac1151": Code("nemotron: 1 + weight"),
+            "11d003b3791a4e8b": Code("nemotron: 1 + weight", versions=("4.57.6",)),
+        },
+    ),
     Family(
         "norm:layer_norm_of_features",
         {"47d68db1323a583c": Code("convnext, sam and 18 others", versions=("4.57.6", "5.24.0"))},
@@ -131,6 +147,7 @@ _METHODS = {
         "f7e067b7231344ca": Code("qwen4_exp: the same, in groups"),
         "f7346a4d2bf4b5a9": Code("gemma3n, gemma4 and 6 others: the same, as a power"),
         "d1ed3ddaf2274217": Code("dory: by the root of the sum of squares"),
+        "1d34cd07c65896ea": Code("gemma3n: divided by the root of the mean square", versions=("4.57.6",)),
     },
     "_rms_normalize": {"3f8e311bc9f089e0": Code("xlstm")},
     "_apply_weight_bias": {"22306e1dfbf3d459": Code("xlstm")},
@@ -156,6 +173,13 @@ _LEFT_OUT = {
     "8d957352facd8bef": "scaled by a second input through linear layers",
     "8ecde14c760f53bc": "scaled by a second input through linear layers",
     "68bdc42a1505ccc8": "scaled by an embedding, whose ids may have many shapes",
+    # in Transformers 4
+    "34060aaef75a536e": "a layer of an encoder, not a norm",
+    "11002a08f76c5176": "a layer of an encoder, not a norm",
+    "bdad32232f664988": "an encoder, not a norm",
+    "409dfa034d17cc8b": "an encoder, not a norm",
+    "58f283ceb68e7118": "attention between two norms, not a norm",
+    "3f31db052c0bed7c": "it tests heads and width itself",
 }
 
 _NAMED_SO = re.compile(r"Norm(Gated|1P|2d|PerHead)?$")

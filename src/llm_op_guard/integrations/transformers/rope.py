@@ -70,10 +70,11 @@ FORMULAS: dict[str, Family] = {
     ),
     "neighbours, put into halves": Family(
         "rope:apply_rotary_pos_emb",
-        {
-            "deac6f5f2dbf205b": Code("deepseek_v3 and 10 others: apply_rotary_pos_emb_interleave"),
-            "0810d4a0ca954e7d": Code("deepseek_v3, longcat_flash: position_ids unused", versions=("4.57.6",)),
-        },
+        {"deac6f5f2dbf205b": Code("deepseek_v3 and 10 others: apply_rotary_pos_emb_interleave")},
+    ),
+    "neighbours, put into halves first": Family(
+        "rope:apply_rotary_pos_emb",
+        {"0810d4a0ca954e7d": Code("deepseek_v3, longcat_flash: position_ids unused", versions=("4.57.6",))},
     ),
     "neighbours, put into halves, keys optional": Family(
         "rope:apply_rotary_pos_emb_keys_optional",
@@ -127,6 +128,25 @@ FORMULAS: dict[str, Family] = {
         "rope:apply_rotary_pos_emb_of_tensor",
         {"e8bf3b8ed545a9fb": Code("gptj, codegen: sin before cos", versions=("4.57.6", "5.24.0"))},
     ),
+    "halves, three tables": Family(
+        "rope:apply_multimodal_rotary_pos_emb",
+        {"c47c6693bc1ce666": Code("qwen2_vl, qwen2_5_vl, qwen2_5_omni", versions=("4.57.6",))},
+    ),
+    "halves of the first columns, three tables": Family(
+        "rope:apply_partial_multimodal_rotary_pos_emb",
+        {"a8dfe4e578c042f8": Code("glm4v_moe", versions=("4.57.6",))},
+    ),
+    "neighbours of the first columns, first half of three tables": Family(
+        "rope:apply_partial_multimodal_rotary_pos_emb",
+        {"d2e21f4e58957015": Code("glm4v", versions=("4.57.6",))},
+    ),
+    "halves of one tensor, table cut to its tokens": Family(
+        "rope:apply_rotary_pos_emb_cutting_table",
+        {
+            "3d355e1347d2db0c": Code("esm", versions=("4.57.6",)),
+            "c1644f970f66f82d": Code("evolla: apply_rotary_pos_emb_esm", versions=("4.57.6",)),
+        },
+    ),
     "halves of one tensor": Family(
         "rope:apply_rotary_pos_emb_of_x",
         {
@@ -149,6 +169,10 @@ FORMULAS: dict[str, Family] = {
     "halves at positions": Family(
         "rope:apply_rotary_pos_emb_at_positions",
         {"3b32b2e3c0d80a06": Code("clvp: values too", versions=("4.57.6", "5.24.0"))},
+    ),
+    "halves at positions, no values": Family(
+        "rope:apply_rotary_pos_emb_of_positions",
+        {"1ab0bbe4fc135456": Code("idefics, phimoe, open_llama", versions=("4.57.6",))},
     ),
     "complex numbers": Family(
         "rope:apply_rotary_emb",
@@ -195,6 +219,10 @@ FORMULAS: dict[str, Family] = {
             )
         },
     ),
+    "halves of one tensor, angles of patches": Family(
+        "rope_vision:apply_rotary_pos_emb_vision_of_tensor",
+        {"77395b37b7e58c0a": Code("qwen2_5_omni: apply_rotary_pos_emb_vision", versions=("4.57.6",))},
+    ),
     "neighbours, patches before heads": Family(
         "rope_vision:apply_rotary_pos_emb_vision",
         {"88db74f0191084a6": Code("inkling2: apply_rotary_pos_emb_vision")},
@@ -228,19 +256,31 @@ FORMULAS: dict[str, Family] = {
     ),
     "neighbours by frame, height and width": Family(
         "rope_vision:apply_rotary_embeddings",
-        {"b37c874248b4fb1d": Code("vjepa2: VJEPA2RopeAttention.apply_rotary_embeddings")},
+        {
+            "b37c874248b4fb1d": Code("vjepa2: VJEPA2RopeAttention.apply_rotary_embeddings"),
+            "78447f4503b10430": Code("vjepa2: VJEPA2RopeAttention.apply_rotary_embeddings", versions=("4.57.6",)),
+        },
     ),
 }
 
 # Not a rotary embedding, but where it can be seen that one gets the table of another model.
-ROTARY_WIDTH = Family(
-    "rope:gpt_neox_attention",
-    {"8ee25074b25e27b1": Code("gpt_neox: GPTNeoXAttention.forward")},
+ROTARY_WIDTH = (
+    Family("rope:gpt_neox_attention", {"8ee25074b25e27b1": Code("gpt_neox: GPTNeoXAttention.forward")}),
+    Family(
+        "rope:gpt_neox_attention_of_rotary_pct",
+        {"0511fe026ed2f67d": Code("gpt_neox: GPTNeoXAttention.forward", versions=("4.57.6",))},
+    ),
 )
-# The __init__ that says what `rotary_ndims` is.
-_ROTARY_NDIMS = "369b98605116e64d"
+# The __init__ that says what `rotary_ndims` is: in 5.24.0 and in 4.57.6.
+_ROTARY_NDIMS = ("369b98605116e64d", "4ec7491cf4086bf1")
 
-FAMILIES = (*FORMULAS.values(), ROTARY_WIDTH)
+FAMILIES = (*FORMULAS.values(), *ROTARY_WIDTH)
+
+# Code that was read and has no contract.
+_LEFT_OUT = {
+    "dae69ea5e1eaae54": "it mixes the frequencies of a table, and rotates nothing",
+    "fa5afc8dfcfc3f7d": "a kernel of flash-attn for packed tokens",
+}
 
 
 def candidates(module: ModuleType) -> Iterator[Candidate]:
@@ -249,12 +289,12 @@ def candidates(module: ModuleType) -> Iterator[Candidate]:
     for function, found in list(module.__dict__.items()):
         # What begins with an underscore is called by these, with tables that they have prepared.
         if _applies(function) and not function.startswith("_") and getattr(found, "__module__", name) == name:
-            yield known(f"{name}.{function}", function, found, *FORMULAS.values())
+            yield known(f"{name}.{function}", function, found, *FORMULAS.values(), left_out=_LEFT_OUT)
         elif inspect.isclass(found) and found.__module__ == name:
             for method, inner in list(found.__dict__.items()):
                 if _applies(method):
                     operator = f"{found.__name__}.{method}"
-                    yield known(f"{name}.{operator}", operator, inner, *FORMULAS.values())
+                    yield known(f"{name}.{operator}", operator, inner, *FORMULAS.values(), left_out=_LEFT_OUT)
             if found.__name__ == "GPTNeoXAttention" and "forward" in found.__dict__:
                 yield _rotary_width(found)
 
@@ -267,6 +307,6 @@ def _rotary_width(attention: type) -> Candidate:
     operator = f"{attention.__name__}.forward"
     site = f"{attention.__module__}.{operator}"
     made = fingerprint(attention.__dict__.get("__init__"))
-    if not isinstance(made, Fingerprint) or made.digest != _ROTARY_NDIMS:
+    if not isinstance(made, Fingerprint) or made.digest not in _ROTARY_NDIMS:
         return Candidate(site, operator, reason="its __init__ is not the one whose rotary_ndims a contract speaks of")
-    return known(site, operator, attention.__dict__["forward"], ROTARY_WIDTH)
+    return known(site, operator, attention.__dict__["forward"], *ROTARY_WIDTH)
