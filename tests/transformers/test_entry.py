@@ -161,6 +161,97 @@ def test_positions_past_a_learned_table(tiny: Make) -> None:
     )
 
 
+# ---------------------------------------------------------------- hooks
+
+
+def adds_two(_: Any, given: Any, embeds: torch.Tensor) -> torch.Tensor:
+    return torch.cat([embeds.new_zeros(embeds.shape[0], 2, embeds.shape[-1]), embeds], 1)
+
+
+def keeps_three(_: Any, given: Any, output: Any) -> Any:
+    output.last_hidden_state = output.last_hidden_state[:, -3:]
+    return output
+
+
+def of_tables(hook: Any) -> Any:
+    """The same hook for every module, which leaves all but tables alone."""
+    return lambda module, *given: hook(module, *given) if isinstance(module, torch.nn.Embedding) else None
+
+
+every = torch.nn.modules.module
+NINE, THREE = torch.cat([IDS[:, :2], IDS], 1), IDS[:, :3]
+HOOKS: list[tuple[Callable[..., Any], Callable[[Model], Any]]] = [
+    (lambda model: model.model.embed_tokens.register_forward_hook(adds_two), lambda model: model(IDS, labels=NINE)),
+    (lambda model: every.register_module_forward_hook(of_tables(adds_two)), lambda model: model(IDS, labels=NINE)),
+    (
+        lambda model: model.model.embed_tokens.register_forward_hook(adds_two),
+        lambda model: model(IDS, position_ids=torch.arange(9)[None]),
+    ),
+    (
+        lambda model: every.register_module_forward_hook(of_tables(adds_two)),
+        lambda model: model(IDS, position_ids=torch.arange(9)[None]),
+    ),
+    (lambda model: model.model.embed_tokens.register_forward_hook(adds_two), lambda model: model(IDS[:, :0])),
+    (lambda model: model.model.register_forward_hook(keeps_three), lambda model: model(IDS, labels=THREE)),
+    (
+        lambda model: model.model.norm.register_forward_hook(lambda _, given, x: x[:, -3:]),
+        lambda model: model(IDS, labels=THREE),
+    ),
+    (
+        lambda model: model.model.layers[1].register_forward_hook(lambda _, given, x: x[:, -3:]),
+        lambda model: model(IDS, labels=THREE),
+    ),
+    (
+        lambda model: model.lm_head.register_forward_pre_hook(lambda _, given: given[0][:, -3:]),
+        lambda model: model(IDS, labels=THREE),
+    ),
+    (
+        lambda model: every.register_module_forward_pre_hook(of_tables(lambda _, given: given[0].clamp(0, 95))),
+        lambda model: model(IDS + 90),
+    ),
+    (
+        lambda model: model.register_forward_pre_hook(lambda _, given: (given[0].clamp(0, 95),)),
+        lambda model: model(IDS + 90),
+    ),
+]
+
+
+@pytest.mark.parametrize("hook", range(len(HOOKS)))
+def test_hooks_that_change_what_is_looked_up_or_how_many_there_are(
+    model: Model, hook: int, request: pytest.FixtureRequest
+) -> None:
+    register, call = HOOKS[hook]
+    request.addfinalizer(register(model).remove)
+    assert_quiet(lambda: call(model))
+
+
+@pytest.mark.parametrize("table", ["wte", "wpe"])
+def test_hooks_of_learned_positions(tiny: Make, table: str) -> None:
+    model = tiny("gpt2")
+    if table == "wte":
+        model.transformer.wte.register_forward_hook(lambda _, given, x: torch.cat([x, x], 1))
+        positions = torch.arange(14)[None]
+    else:
+        model.transformer.wpe.register_forward_hook(lambda _, given, x: x.expand(1, 7, -1))
+        positions = torch.zeros(1, 1, dtype=torch.long)
+    assert_quiet(lambda: model(IDS, position_ids=positions))
+
+
+def test_a_part_of_the_users_own_may_drop_tokens(model: Model) -> None:
+    class LastThree(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x[:, -3:])
+
+    model.lm_head = LastThree(64, 96)
+    assert_quiet(lambda: model(IDS, labels=THREE))
+
+
+def test_hooks_of_the_library_only_write_down(model: Model) -> None:
+    model(IDS, output_hidden_states=True, output_attentions=True)
+    assert model.model.layers[0]._forward_hooks, "this test is about them"
+    diagnosed(loss(model, IDS[:, 1:]), CAUSAL_LM, "a_label_for_each_token")
+
+
 # ---------------------------------------------------------------- caches
 
 
