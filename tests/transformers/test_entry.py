@@ -415,6 +415,28 @@ def test_a_static_cache_of_more_layers_is_only_larger(tiny: Make, model: Model) 
     )
 
 
+SWITCHES: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
+    (og.uninstall, lambda: og.install("transformers")),
+    (lambda: og.set_policy(A="off", B="off"), lambda: og.set_policy(A="raise", B="raise")),
+]
+
+
+@pytest.mark.parametrize("switch", range(len(SWITCHES)))
+def test_what_a_guarded_call_remembered_is_forgotten_while_guards_are_off(
+    tiny: Make, model: Model, switch: int, no_alarm: None
+) -> None:
+    off, on = SWITCHES[switch]
+    other, cache = tiny(seed=1), DynamicCache()
+    og.install("transformers")
+    other(IDS, cache=cache)
+    off()
+    cache.crop(0)
+    model(IDS, cache=cache)
+    on()
+    model(IDS[:, :1], cache=cache)
+    assert og.record.total == 0
+
+
 # ---------------------------------------------------------------- spelling
 
 MISSPELT = [
