@@ -430,6 +430,13 @@ def known(value: Any) -> Any:
     return value
 
 
+def there(value: Any) -> Any:
+    """What was read at a path; raises NotApplicable where there is nothing."""
+    if value is _UNSET:
+        raise NotApplicable
+    return value
+
+
 def whole(value: Any) -> Any:
     """A whole number, as a size is; raises NotApplicable for anything else."""
     if not is_integer(value):
