@@ -74,12 +74,13 @@ class ExpressionWriter:
     def _tensor_where_there(self, path: Path) -> str | None:
         """The source of a path of several steps that has been read, and found to be a tensor or not there."""
         here = {*self.given, *(Given(s.fact, True) for s in self.done if isinstance(s, Read) and s.path == path)}
-        for step in self.done:
-            if isinstance(step, Match) and step.path == path and step.certain and set(step.given) <= here:
-                if all(isinstance(a, TensorType | Like) for a in step.type.alternatives):
-                    self.fallible = True
-                    return f"_there({self.names.path(path)})"
-        return None
+        declared = [
+            s for s in self.done if isinstance(s, Match) and s.path == path and s.certain and set(s.given) <= here
+        ]
+        if not any(all(isinstance(a, TensorType | Like) for a in step.type.alternatives) for step in declared):
+            return None
+        self.fallible = True
+        return f"_there({self.names.path(path)})"
 
     def _least_rank(self, path: Path) -> int:
         """The dimensions that a path has at least, whatever it can be here."""
@@ -380,9 +381,9 @@ class ExpressionWriter:
                     return self._raw(node), "number" if attr == "ndim" else "other"
             case ast.Subscript(value=ast.Attribute(attr="shape")) if (whole := path_of(node)) is not None:
                 path, index = Path(whole.root, whole.steps[:-2]), whole.steps[-1][0]
-                if self.is_tensor(path) and isinstance(index, int):
-                    if -(rank := self._least_rank(path)) <= index < rank:
-                        return f"{self.names.path(path)}.shape[{index}]", "number"
+                rank = self._least_rank(path) if self.is_tensor(path) else 0
+                if isinstance(index, int) and -rank <= index < rank:
+                    return f"{self.names.path(path)}.shape[{index}]", "number"
         self.fallible = True
         return f"_plain({self._raw(node)})", "other"
 
