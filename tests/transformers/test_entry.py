@@ -150,6 +150,12 @@ def test_positions_past_a_learned_table(tiny: Make) -> None:
             model(IDS, position_ids=positions)
         call = partial(model, IDS, position_ids=positions)
         assert where in diagnosed(call, operator, "position_ids_in_table", cost_class="B").observed
+    for options in ({}, {"position_ids": POSITIONS[0]}):
+        without_batch = partial(model, inputs_embeds=torch.ones(7, 64), **options)
+        with pytest.raises((IndexError, RuntimeError)):
+            without_batch()
+        violation = diagnosed(without_batch, operator, "inputs_embeds.shape")
+        assert violation.hint == "one sequence without a batch: inputs_embeds[None]"
     one = partial(model, IDS, position_ids=torch.zeros(1, 1, dtype=torch.long))
     assert_clearly_wrong(logits(one), logits(lambda: model(IDS)))
     diagnosed(one, operator, "position_for_each_token")
@@ -159,6 +165,40 @@ def test_positions_past_a_learned_table(tiny: Make) -> None:
         lambda: model(IDS, position_ids=POSITIONS[0]),
         lambda: model(IDS[:, :1], cache=model(torch.ones(2, 15, dtype=torch.long)).cache),
     )
+
+
+# ---------------------------------------------------------------- classes of errors
+
+ERRORS: dict[str, Callable[[Model], Any]] = {
+    "ids without a batch": lambda model: model(IDS[0]),
+    "embeddings without a batch": lambda model: model(inputs_embeds=torch.ones(7, 64)),
+    "embeddings of another width": lambda model: model(inputs_embeds=torch.ones(2, 7, 32)),
+    "positions of another length": lambda model: model(IDS, position_ids=POSITIONS[:, :4]),
+    "a cache of another batch": lambda model: model(IDS[:1, :1], cache=filled(model, DynamicCache())),
+    "a static cache of another batch": lambda model: model(
+        IDS[:1, :1], cache=filled(model, StaticCache(model.config, max_cache_len=16))
+    ),
+    "a cache of fewer layers": lambda model: model(IDS, cache=of_one_layer(model)),
+    "a mask of whole numbers": lambda model: model(IDS, attention_mask=torch.ones(2, 1, 7, 7, dtype=torch.long)),
+    "a mask that is too wide": lambda model: model(IDS, attention_mask=torch.zeros(2, 1, 7, 9)),
+    "a mask of one dimension": lambda model: model(IDS, attention_mask=PADDING[0]),
+}
+
+
+def of_one_layer(model: Model) -> Any:
+    config = copy.copy(model.config)
+    config.num_hidden_layers = 1
+    return DynamicCache(config=config)
+
+
+@pytest.mark.parametrize("name", ERRORS)
+@torch.no_grad()
+def test_who_catches_what_the_unguarded_call_raises_catches_it_guarded(model: Model, name: str) -> None:
+    with pytest.raises((RuntimeError, IndexError)) as unguarded:
+        ERRORS[name](model)
+    with og.policy(B="raise"), og.installed("transformers"), pytest.raises(unguarded.type) as guarded:
+        ERRORS[name](model)
+    assert isinstance(guarded.value, og.GuardError)
 
 
 # ---------------------------------------------------------------- hooks
@@ -458,6 +498,12 @@ def test_kwarg_typo(model: Model, typo: str, name: str) -> None:
 
 
 def test_labels_misspelt(model: Model) -> None:
+    assert_quiet(  # columns of a data set: one label for each sequence, none, texts
+        lambda: model(IDS, label=torch.tensor([0, 1])),
+        lambda: model(IDS, label=torch.tensor([[0], [1]])),
+        lambda: model(IDS, label=None),
+        lambda: model(IDS, label=["a", "b"]),
+    )
     assert model(IDS, lables=IDS).loss is None
     assert diagnosed(lambda: model(IDS, lables=IDS), CAUSAL_LM, "labels_spelt").hint == "did you mean labels?"
 
@@ -649,4 +695,11 @@ def test_generation_that_is_right(model: Model) -> None:
         model.generate(torch.empty(2, 0, dtype=torch.long), inputs_embeds=torch.ones(2, 7, 64), **greedy)
         cache = model(IDS).cache
         model.generate(torch.cat([IDS, IDS[:, :1]], 1), cache=cache, attention_mask=torch.ones(2, 8), **greedy)
+        model.generate(IDS, attention_mask=PADDING, pad_token_id=-1, **greedy)  # of which Transformers warns itself
     assert og.record.total == 0
+
+
+def test_a_mask_of_four_dimensions_is_left_to_generate(model: Model) -> None:
+    with og.installed("transformers"), pytest.raises(ValueError, match="must be 2D") as caught:
+        model.generate(IDS, attention_mask=torch.ones(2, 1, 7, 7), max_new_tokens=2)
+    assert not isinstance(caught.value, og.GuardError)

@@ -137,8 +137,9 @@ def test_a_mask_of_more_sequences_is_suspect(tiny: Make, attn: str) -> None:
 def test_masks_of_other_ranks(tiny: Make) -> None:
     eager, sdpa = tiny(attn="eager"), tiny()
     causal = ONES[:, :, None].expand(2, 7, 7).tril().bool()
-    for attention_mask, hint in ((PADDING[0], "a mask of one sequence"), (causal, "a dimension for heads")):
-        for model, rule_id, cost_class in ((eager, "mask_rank", "A"), (sdpa, "padding_rank", "B")):
+    wrong = ((PADDING[0], "rank", "a mask of one sequence"), (causal, "of_heads", "a dimension for heads"))
+    for attention_mask, rule, hint in wrong:
+        for model, rule_id, cost_class in ((eager, f"mask_{rule}", "A"), (sdpa, f"padding_{rule}", "B")):
             call = partial(model, IDS, attention_mask=attention_mask)
             with pytest.raises((IndexError, RuntimeError)):
                 call()

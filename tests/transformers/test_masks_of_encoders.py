@@ -130,7 +130,8 @@ def test_masks_of_other_ranks(attn: str, rank: int) -> None:
     mask = PADDING[0] if rank == 1 else PADDING[:, None].expand(2, 7, 7)
     with pytest.raises((RuntimeError, IndexError, ValueError)):
         model(IDS, attention_mask=mask)
-    violation = diagnosed(partial(model, IDS, attention_mask=mask), OPERATOR, "padding_rank", cost_class="B")
+    rule = "padding_rank" if rank == 1 else "padding_of_heads"
+    violation = diagnosed(partial(model, IDS, attention_mask=mask), OPERATOR, rule, cost_class="B")
     assert violation.observed.startswith(f"attention_mask.ndim = {rank}")
 
 

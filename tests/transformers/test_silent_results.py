@@ -404,6 +404,17 @@ def test_attn_mask_not_additive_eager(dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.parametrize("which", ["eager", "sdpa"])
+def test_attn_mask_hints_are_about_what_is_wrong(which: str) -> None:
+    q, k, v = states()
+    wide, elsewhere = torch.zeros(B, 1, L, L + 2), torch.zeros(B, 1, L, L, device="meta")
+    for mask, hint in (
+        (wide, "the mask was made for another number of queries or keys"),
+        (elsewhere, "the mask is on another device"),
+    ):
+        assert diagnosed(attention(which, q, k, v, mask)).hint == hint
+
+
 def test_attn_mask_int_sdpa() -> None:
     q, k, v = states()
     keep, _ = causal_masks()

@@ -140,9 +140,9 @@ def test_masks_of_another_rank(tiny: Make, attn: str) -> None:
     with pytest.raises(RuntimeError):
         wrong()
     if attn == "eager":
-        diagnosed(wrong, "create_causal_mask", "mask_rank")
+        diagnosed(wrong, "create_causal_mask", "mask_of_heads")
     else:
-        diagnosed(wrong, "create_causal_mask", "padding_rank", cost_class="B")
+        diagnosed(wrong, "create_causal_mask", "padding_of_heads", cost_class="B")
         assert_quiet(partial(model, IDS, attention_mask=ONES[0]))
 
 
