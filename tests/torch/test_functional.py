@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 from torch._dynamo.utils import counters
 from torch._subclasses import FakeTensorMode
