@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from llm_op_guard import __version__, catalogue, checking, demo, doctor, formatting, injecting, run
+from llm_op_guard import __version__, catalogue, checking, demo, doctor, formatting, injecting, replaying, run
 from llm_op_guard.errors import LlmOpGuardError
 from llm_op_guard.policy import OFF, Policy, current
 from llm_op_guard.report import digest
@@ -116,6 +116,17 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--junit", dest="junit_file", metavar="FILE", help="write the cases as JUnit's XML")
     command.set_defaults(command=_inject)
 
+    command = commands.add_parser("replay", help="a violation again, from its capsule")
+    command.add_argument("file", metavar="FILE", help="a capsule, or a file of `run --record` (its first violation)")
+    command.add_argument(
+        "--contract", metavar="NAME", help="where it is not shipped: FILE, FILE:OPERATOR, MODULE:FUNCTION"
+    )
+    command.add_argument("--unguarded", action="store_true", help="show too what happens without a guard")
+    form = command.add_mutually_exclusive_group()
+    form.add_argument("--pytest", dest="as_test", action="store_true", help="write a test instead")
+    form.add_argument("--script", dest="as_script", action="store_true", help="write a small program instead")
+    command.set_defaults(command=_replay)
+
     command = commands.add_parser("report", help="what the files of `run --record` and LLM_OP_GUARD_RECORD say")
     command.add_argument("--json", dest="as_json", action="store_true", help="as JSON, for programs")
     command.add_argument("files", metavar="FILE", nargs="+", help="with its rotated ones: guards.jsonl*")
@@ -178,6 +189,17 @@ def _inject(arguments: argparse.Namespace) -> int:
         junit_file=arguments.junit_file,
     )
     return OK if injecting.main(Terminal(sys.stdout), Terminal(sys.stderr), wanted) else FAILED
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    wanted = replaying.Wanted(
+        arguments.file,
+        contract=arguments.contract,
+        unguarded=arguments.unguarded,
+        as_test=arguments.as_test,
+        as_script=arguments.as_script,
+    )
+    return OK if replaying.main(Terminal(sys.stdout), Terminal(sys.stderr), wanted) else FAILED
 
 
 def _positive(text: str) -> int:
