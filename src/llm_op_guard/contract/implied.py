@@ -20,8 +20,8 @@ from llm_op_guard.contract.possible import Possible
 # What is known of a call: a statement that it keeps, or a test of a branch that it takes.
 Known = Clause | Condition
 
-# Ten times what the largest contract that is shipped takes.
-_MOST_STEPS = 20_000
+# Fifty times what the largest contract that is shipped takes.
+_MOST_STEPS = 50_000
 # No more are tried one by one to find those that are needed.
 _MOST_WEIGHED = 20
 # `a != b` is true where `a == b` is false.
@@ -42,17 +42,20 @@ class Implications:
     def excludes(self, known: Sequence[Known], node: ast.expr, outcome: bool) -> tuple[Known, ...] | None:
         """The few that are known which keep a condition from coming out so; None where it may come out so."""
         names = names_in(node)
-        known = [one for one in known if not self._names_of(one).isdisjoint(names)]
-        if not self._excluded(node, outcome, known):
+        about = [one for one in known if not self._names_of(one).isdisjoint(names)]
+        # Types first: what they say is known from the start.
+        about.sort(key=lambda one: _declaration(one) is None)
+        needed = self._excluded(node, outcome, about)
+        if needed is None:
             return None
-        for few in ([], *([one] for one in known)):
-            if self._excluded(node, outcome, few):
-                return tuple(few)
-        for one in known[-_MOST_WEIGHED:]:
-            rest = [other for other in known if other is not one]
-            if self._excluded(node, outcome, rest):
-                known = rest
-        return tuple(known)
+        few = about[:needed]
+        if self._excluded(node, outcome, few[-1:]) is not None:
+            few = few[-1:]
+        for one in few[-_MOST_WEIGHED:]:
+            rest = [other for other in few if other is not one]
+            if self._excluded(node, outcome, rest) is not None:
+                few = rest
+        return tuple(one for one in known if any(one is other for other in few))
 
     def repeats(self, known: Sequence[Known], node: ast.expr, outcome: bool) -> tuple[Known, ...] | None:
         """The one that says by the same words that a condition does not come out so, even by an error; else None."""
@@ -65,37 +68,45 @@ class Implications:
 
     # ------------------------------------------------------------ by words and by values
 
-    def _excluded(self, node: ast.expr, outcome: bool, known: Sequence[Known]) -> bool:
+    def _excluded(self, node: ast.expr, outcome: bool, known: Sequence[Known]) -> int | None:
+        """How many of those that are known, from the first on, keep a condition from coming out so; else None."""
         self._steps.take()
         text = self._text(node, outcome)
-        if any(text in self._ruled_out(one) for one in known):
-            return True
+        for number, one in enumerate(known, 1):
+            if text in self._ruled_out(one):
+                return number
         match node:
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 return self._excluded(operand, not outcome, known)
             case ast.BoolOp(op=op, values=parts):
+                counts = [self._excluded(part, outcome, known) for part in parts]
+                needed = [count for count in counts if count is not None]
                 # a and b is false where one of them is, true where both are.
-                some = isinstance(op, ast.And) is outcome
-                if (any if some else all)(self._excluded(part, outcome, known) for part in parts):
-                    return True
-        return self._has_no_value(node, outcome, known)
+                if isinstance(op, ast.And) is outcome and needed:
+                    return min(needed)
+                if len(needed) == len(parts):
+                    return max(needed)
+        return self._left_no_value(node, outcome, known)
 
-    def _has_no_value(self, node: ast.expr, outcome: bool, known: Sequence[Known]) -> bool:
+    def _left_no_value(self, node: ast.expr, outcome: bool, known: Sequence[Known]) -> int | None:
         judge = self._judge(known)
         outcomes = judge.outcomes(node)
         state: State | None = outcomes.true if outcome else outcomes.false
-        for one in known:
-            if state is None:
-                return True
+        types = sum(_declaration(one) is not None for one in known)
+        if state is None:
+            return types
+        for count, one in enumerate(known[types:], types + 1):
             if isinstance(one, Condition):
                 outcomes = judge.outcomes(one.test.node, state)
                 state = outcomes.true if one.wanted else outcomes.false
             elif isinstance(one.statement, Require):
                 state = judge.outcomes(one.statement.expr.node, state).kept
-        return state is None
+            if state is None:
+                return count
+        return None
 
     def _judge(self, known: Sequence[Known]) -> Judge:
-        declared = [one.statement for one in known if isinstance(one, Clause) and isinstance(one.statement, Declare)]
+        declared = [declaration for one in known if (declaration := _declaration(one)) is not None]
 
         def of_path(path: Path) -> Possible:
             values = [value for d in declared if (value := self._declared.told(path, d)) is not None]
@@ -139,6 +150,10 @@ class Implications:
             self._texts[node] = ast.unparse(whole), is_so
         text, is_so = self._texts[node]
         return text, outcome is is_so
+
+
+def _declaration(known: Known) -> Declare | None:
+    return known.statement if isinstance(known, Clause) and isinstance(known.statement, Declare) else None
 
 
 def may_break(node: ast.expr) -> bool:
