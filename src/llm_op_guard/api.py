@@ -351,6 +351,20 @@ def status() -> Report:
     return _report(tuple(_installers))
 
 
+def integrations() -> list[Integration]:
+    """What finds the operators of each library."""
+    return [make() for make in _INTEGRATIONS.values()]
+
+
+def contract_of(target: Any) -> Contract | None:
+    """The contract that something guarded is held to; None for anything else."""
+    try:
+        function, _ = beneath(target)
+    except TypeError:
+        return None
+    return next((site.guard.contract for site in sites() if site.function is function), None)
+
+
 def known_libraries() -> tuple[str, ...]:
     """The libraries that `install` knows."""
     return tuple(_INTEGRATIONS)

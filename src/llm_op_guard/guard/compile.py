@@ -6,6 +6,7 @@ The source is registered with `linecache`, so that a debugger or a traceback can
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import itertools
 import linecache
@@ -16,7 +17,7 @@ from typing import Any, cast
 from llm_op_guard.contract.vocabulary import DTYPE_NAMES
 from llm_op_guard.guard import functions, memory, reading
 from llm_op_guard.guard.evaluate import dtype_values, dtypes_named, evaluated
-from llm_op_guard.guard.source import CHECK, CheckSource, names_in_code
+from llm_op_guard.guard.source import CHECK, CheckSource
 
 _serial = itertools.count(1)
 
@@ -27,10 +28,21 @@ def compile_function(source: str, name: str, label: str, namespace: dict[str, An
     `label` is what a traceback shows in place of a file: `<llm-op-guard LABEL #1>`.
     """
     filename = f"<llm-op-guard {label} #{next(_serial)}>"
-    exec(compile(source, filename, "exec"), namespace)  # noqa: S102 - the one place; sources come from our generators
+    exec(_named(_compiled(source), filename), namespace)  # noqa: S102 - the one place; sources come from our generators
     function = cast(FunctionType, namespace[name])
     keep_source(function.__code__, source)
     return function
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(source: str) -> CodeType:
+    return compile(source, "<llm-op-guard>", "exec")
+
+
+def _named(code: CodeType, filename: str) -> CodeType:
+    """The same code, and that of the functions in it, from another file."""
+    inner = (_named(part, filename) if isinstance(part, CodeType) else part for part in code.co_consts)
+    return code.replace(co_filename=filename, co_consts=tuple(inner))
 
 
 def keep_source(code: CodeType, source: str) -> None:
@@ -43,7 +55,7 @@ def keep_source(code: CodeType, source: str) -> None:
 
 def compile_check(source: CheckSource, label: str, hooks: dict[str, Any]) -> FunctionType:
     """The function for a check's source. `hooks` are what it calls when it does not come to a plain yes."""
-    used = names_in_code(source.text)
+    used = source.used
     if "_Tensor" in used:
         # A guard may be made before its program imports torch; a contract with tensors in it needs the real class.
         with contextlib.suppress(ImportError):

@@ -123,7 +123,7 @@ class Guard:
         reason = (
             f"a call of {self.operator} breaks its contract ({self.contract.id}); without fullgraph it is explained"
         )
-        source = check_source(plan, counted=self._tally is not None)
+        source = self._source_of(plan, classes)
         failed = outcome.failed_after if plan.after_call else outcome.failed
         hooks = {
             "_failed": _untraced(failed, reason),
@@ -137,6 +137,15 @@ class Guard:
             "_tell": teller(lambda local: outcome.traced(source, local)),
         }
         return compile_check(source, f"{self.operator}{' result' if plan.after_call else ''}", hooks)
+
+    def _source_of(self, plan: Plan, classes: frozenset[CostClass]) -> CheckSource:
+        """The source of a check, written once for all guards of the contract: a model has the same norm many times."""
+        made, counted = self.contract.plans, self._tally is not None
+        key = (classes, plan.after_call, plan.parameters, counted)
+        if key not in made:
+            made[key] = check_source(plan, counted=counted)
+        source: CheckSource = made[key]
+        return source
 
     def _lets_through_traced(self) -> bool:
         """Whether a broken rule in a traced program goes through: the policy does not raise, and nothing is recorded.

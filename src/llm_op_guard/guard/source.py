@@ -10,6 +10,7 @@ import ast
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from llm_op_guard.contract.model import DtypeName, DtypeSet
@@ -32,6 +33,11 @@ class CheckSource:
     dtype_sets: dict[str, tuple[DtypeName | DtypeSet, ...]]
     constants: dict[str, Any]
     names: Names
+
+    @cached_property
+    def used(self) -> frozenset[str]:
+        """The names in it."""
+        return names_in_code(self.text)
 
 
 def check_source(plan: Plan, *, counted: bool = False) -> CheckSource:

@@ -69,6 +69,7 @@ def asks_for_table_of(function: FunctionType) -> str | None:
     return child if child.isidentifier() and child != before and not after else None
 
 
+@cache
 def look_up_of_ids(function: FunctionType) -> str | None:
     """The look-up of token ids in a forward, as it is written: a call on `input_ids` and nothing else."""
     definition = _syntax(function)
