@@ -21,8 +21,8 @@ OK, FAILED, MISUSED, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit code.
 
-    0: yes. 1: no (a contract is wrong, nothing is guarded, a bad input was not stopped). 2: the command was not given
-    what it needs. `run` has the exit code of the program that it runs.
+    0: yes. 1: no (a contract is wrong, or warned of under --strict; nothing is guarded, a bad input was not stopped).
+    2: the command was not given what it needs. `run` has the exit code of the program that it runs.
     """
     try:
         arguments = _parser().parse_args(argv)
@@ -79,7 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("modules", metavar="MODULE", nargs="*", help="modules to load and look at")
     command.set_defaults(command=_doctor)
 
-    command = commands.add_parser("check", help="read contract files and say whether they are right")
+    command = commands.add_parser("check", help="read contract files: whether they are right, and what says nothing")
+    command.add_argument("--strict", action="store_true", help="fail for warnings, too")
+    command.add_argument("--json", dest="as_json", action="store_true", help="as JSON, for programs")
     command.add_argument("files", metavar="FILE", nargs="+")
     command.set_defaults(command=_check)
 
@@ -158,8 +160,10 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    wrong, unreadable = checking.main(Terminal(sys.stdout), Terminal(sys.stderr), arguments.files)
-    return MISUSED if unreadable else FAILED if wrong else OK
+    found = checking.main(Terminal(sys.stdout), Terminal(sys.stderr), arguments.files, as_json=arguments.as_json)
+    if found.unreadable:
+        return MISUSED
+    return FAILED if found.wrong or (arguments.strict and found.warnings) else OK
 
 
 def _fmt(arguments: argparse.Namespace) -> int:
