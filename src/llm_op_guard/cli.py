@@ -116,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--jobs", type=_positive, metavar="N", help="processes (default: one for each core)")
     command.add_argument("--json", dest="json_file", metavar="FILE", help="write all that was found as JSON")
     command.add_argument("--junit", dest="junit_file", metavar="FILE", help="write the cases as JUnit's XML")
+    command.add_argument("--html", dest="html_file", type=_page, metavar="FILE.html", help="write it as a page")
     command.set_defaults(command=_inject)
 
     command = commands.add_parser("replay", help="a violation again, from its capsule")
@@ -131,6 +132,7 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("report", help="what the files of `run --record` and LLM_OP_GUARD_RECORD say")
     command.add_argument("--json", dest="as_json", action="store_true", help="as JSON, for programs")
+    command.add_argument("--html", dest="html_file", type=_page, metavar="FILE.html", help="write it as a page too")
     command.add_argument("files", metavar="FILE", nargs="+", help="with its rotated ones: guards.jsonl*")
     command.set_defaults(command=_report)
     return parser
@@ -191,6 +193,7 @@ def _inject(arguments: argparse.Namespace) -> int:
         jobs=arguments.jobs,
         json_file=arguments.json_file,
         junit_file=arguments.junit_file,
+        html_file=arguments.html_file,
     )
     return OK if injecting.main(Terminal(sys.stdout), Terminal(sys.stderr), wanted) else FAILED
 
@@ -213,8 +216,15 @@ def _positive(text: str) -> int:
     return number
 
 
+def _page(text: str) -> str:
+    if not text.endswith((".html", ".htm")):  # `--html guards.jsonl*` would overwrite the first of the files
+        raise argparse.ArgumentTypeError(f"{text!r} is overwritten with a page: name a file that ends in .html")
+    return text
+
+
 def _report(arguments: argparse.Namespace) -> int:
+    out, complaints = Terminal(sys.stdout), Terminal(sys.stderr)
     told, unreadable = digest.main(
-        Terminal(sys.stdout), Terminal(sys.stderr), arguments.files, as_json=arguments.as_json
+        out, complaints, arguments.files, as_json=arguments.as_json, html_file=arguments.html_file
     )
     return MISUSED if unreadable else OK if told else FAILED

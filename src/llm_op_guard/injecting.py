@@ -18,6 +18,7 @@ from llm_op_guard.errors import LlmOpGuardError
 from llm_op_guard.faults.injection import MISSED, Injected, inject, summary
 from llm_op_guard.faults.operators import Operator, operators_of
 from llm_op_guard.report import injection as report
+from llm_op_guard.report.injection_page import injection_page
 from llm_op_guard.report.terminal import Terminal
 
 VALID = 200
@@ -132,7 +133,11 @@ def _show(out: Terminal, results: list[Injected], left_out: Sequence[tuple[str, 
 
 def _write(results: list[Injected], left_out: Sequence[tuple[str, str]], wanted: Wanted) -> None:
     document = report.document(results, left_out, wanted.seed)
-    texts = {wanted.json_file: json.dumps(document, indent=1) + "\n", wanted.junit_file: report.junit(results)}
+    texts = {
+        wanted.json_file: json.dumps(document, indent=1) + "\n",
+        wanted.junit_file: report.junit(results),
+        wanted.html_file: injection_page(document),
+    }
     for file, text in texts.items():
         if file is not None:
             try:
