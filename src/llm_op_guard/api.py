@@ -314,6 +314,7 @@ def install(*libraries: str) -> Report:
     for library in libraries:
         if library not in _installers:
             _installers[library] = Installer(_INTEGRATIONS[library](), _guard_for)
+            memory.forget_all()
         _installers[library].install()
     return _report(libraries)
 
@@ -330,6 +331,7 @@ def uninstall(*libraries: str) -> list[Refusal]:
         installer = _installers.pop(library, None)
         if installer is not None:
             left += installer.uninstall()
+            memory.forget_all()  # what goes by unguarded may change what was remembered
     return left
 
 
