@@ -8,6 +8,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from llm_op_guard import __version__, catalogue, checking, demo, doctor, formatting, injecting, replaying, run
 from llm_op_guard.errors import LlmOpGuardError
@@ -99,6 +100,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.set_defaults(command=_contracts)
 
+    _add_proof(commands)
+
+    command = commands.add_parser("report", help="what the files of `run --record` and LLM_OP_GUARD_RECORD say")
+    command.add_argument("--json", dest="as_json", action="store_true", help="as JSON, for programs")
+    command.add_argument("--html", dest="html_file", type=_page, metavar="FILE.html", help="write it as a page too")
+    command.add_argument("files", metavar="FILE", nargs="+", help="with its rotated ones: guards.jsonl*")
+    command.set_defaults(command=_report)
+    return parser
+
+
+def _add_proof(commands: Any) -> None:
+    """The commands that make calls: `inject` and `replay`."""
     command = commands.add_parser("inject", help="calls made from contracts, valid and broken, with guards and without")
     command.add_argument(
         "target", metavar="TARGET", nargs="?", help="a shipped contract, a FILE, FILE:OPERATOR, or MODULE:FUNCTION"
@@ -129,13 +142,6 @@ def _parser() -> argparse.ArgumentParser:
     form.add_argument("--pytest", dest="as_test", action="store_true", help="write a test instead")
     form.add_argument("--script", dest="as_script", action="store_true", help="write a small program instead")
     command.set_defaults(command=_replay)
-
-    command = commands.add_parser("report", help="what the files of `run --record` and LLM_OP_GUARD_RECORD say")
-    command.add_argument("--json", dest="as_json", action="store_true", help="as JSON, for programs")
-    command.add_argument("--html", dest="html_file", type=_page, metavar="FILE.html", help="write it as a page too")
-    command.add_argument("files", metavar="FILE", nargs="+", help="with its rotated ones: guards.jsonl*")
-    command.set_defaults(command=_report)
-    return parser
 
 
 def _demo(_: argparse.Namespace) -> int:

@@ -293,7 +293,7 @@ def _rows(table: Any) -> int:
 
 
 def _layers(decoder: Any) -> list[Any]:
-    """The modules that `self.layers` gives in order; raises NotApplicable where a class of its own has a say in that."""
+    """The modules that `self.layers` gives in order; raises NotApplicable where a class of its own has a say in it."""
     layers = path_value(decoder, "layers")
     if not _is_list(layers):
         raise NotApplicable
@@ -314,9 +314,13 @@ _OUTPUT_CAPTURING = "transformers.utils.output_capturing"
 def _hooks(module: Any, when: str) -> bool:
     """Whether hooks may change what a module is given, or what it returns."""
     hooks = _own(module).get(when)
-    return _global_hooks(when) or not isinstance(hooks, dict) or not all(
-        isinstance(hook, FunctionType) and hook.__globals__.get("__name__") == _OUTPUT_CAPTURING
-        for hook in list(hooks.values())
+    return (
+        _global_hooks(when)
+        or not isinstance(hooks, dict)
+        or not all(
+            isinstance(hook, FunctionType) and hook.__globals__.get("__name__") == _OUTPUT_CAPTURING
+            for hook in list(hooks.values())
+        )
     )
 
 
@@ -351,7 +355,7 @@ def _own(module: Any) -> dict[str, Any]:
 
 
 def _forward(module: Any) -> FunctionType | None:
-    """The innermost forward of a module's class; None where the instance has its own, or it is called in another way."""
+    """The innermost forward of a module's class; None where the instance has its own, or is called in another way."""
     if "forward" in _own(module):
         return None
     called = _class_attribute(type(module), "__call__")
