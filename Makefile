@@ -20,8 +20,8 @@ help:
 	@echo "make demo    a tiny Llama with and without guards, then bad inputs side by side"
 	@echo "make test    the tests                           make zoo     every model type of Transformers, guarded and not"
 	@echo "make inject  broken calls made from every contract, guarded and not: docs/injection.md"
+	@echo "make lint    ruff, fmt and check of contracts   make format  apply what can be applied"
 	@echo "make browser the pages of reports in Chromium"
-	@echo "make lint    ruff check and format check        make format  apply both"
 	@echo "make types   mypy --strict                      make bench   the benchmarks"
 	@echo "make docs    write the generated parts anew     make clean   remove .venv and caches"
 	@echo "make test-transformers-4    the tests of the Transformers contracts with Transformers $(TRANSFORMERS_4)"
@@ -57,6 +57,7 @@ lint: $(READY)
 	@$(BIN)/ruff check $(CODE)
 	@$(BIN)/ruff format --check $(CODE)
 	@$(BIN)/python -m llm_op_guard fmt --check $(CONTRACTS)
+	@$(BIN)/python -m llm_op_guard check --strict $(CONTRACTS)
 
 format: $(READY)
 	@$(BIN)/ruff check --fix $(CODE)
