@@ -89,6 +89,17 @@ def test_an_example_may_be_anything(example: Any) -> None:
     assert not {"script", "img", "b1"} & {tag for tag, _ in page.tags}
 
 
+def test_of_an_example_only_texts_and_sizes_are_shown() -> None:
+    example = {
+        "summary": 5,
+        "because": ["x"],
+        "bindings": [3, {"symbol": None, "value": "2", "sources": [1, "y.shape[0]", None]}, {"sources": "y"}],
+        "tensors": [None, {"name": 1, "shape": ["x", 2, {}], "dtype": "int64", "device": "cpu"}],
+    }
+    page = Parsed(log_page({"rules": [rule("m.f", "x.shape", example=example)], "skipped_lines": {}}))
+    assert page.opened_by("m.f", "shape").endswith("the diagnosis of one= 2 from y.shape[0] [] int64[2] cpu")
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.text(alphabet=st.sampled_from("<>/&'\"=-![]\x00\n\r a;#x\ud800\u202e"), min_size=1))
 def test_no_text_becomes_a_tag_here_either(hostile: str) -> None:

@@ -16,7 +16,6 @@ from llm_op_guard.report.page import (
     element,
     figures,
     folded,
-    legend,
     listed,
     matrix,
     page,
@@ -97,8 +96,7 @@ def injection_page(document: Mapping[str, Any]) -> str:
     return page(
         f"Injection: {counted(len(contracts), 'contract')}, seed {document['seed']}",
         beside(_checked(summary, document["cases"]), _unchecked(contracts, left_out)),
-        matrix("contract", columns, rows, "missed, caught by another rule, or a false alarm"),
-        legend(_LEGEND),
+        matrix("contract", columns, rows, "missed, caught by another rule, or a false alarm", _LEGEND),
     )
 
 

@@ -15,7 +15,6 @@ from llm_op_guard.report.page import (
     element,
     figures,
     folded,
-    legend,
     listed,
     matrix,
     page,
@@ -64,8 +63,7 @@ def log_page(digest: Mapping[str, Any], unreadable: Sequence[str] = ()) -> str:
     return page(
         f"Log: {counted(total, 'violation')} of {counted(len(rules), 'rule')}",
         beside(section("Recorded", figures(numbers)), absent),
-        matrix("site", [*_ASPECTS, _CONDITIONS, *_CLASSES.values()], rows, "broken or suspect"),
-        legend(_LEGEND),
+        matrix("site", [*_ASPECTS, _CONDITIONS, *_CLASSES.values()], rows, "broken or suspect", _LEGEND),
     )
 
 

@@ -76,8 +76,11 @@ def page(title: str, *content: Content) -> str:
 # ---------------------------------------------------------------- the matrix
 
 
-def matrix(corner: str, columns: Sequence[str], rows: Sequence[Row], finding: str) -> Node:
-    """A table, what its cells open, and a box that leaves the rows with a finding; `finding` says what is one."""
+def matrix(corner: str, columns: Sequence[str], rows: Sequence[Row], finding: str, signs: Mapping[str, str]) -> Node:
+    """A table, what its cells open, and a box that leaves the rows with a finding.
+
+    `finding` says what is one, `signs` what the looks of cells mean.
+    """
     panels: list[Node] = []
     lines = [_line(number, row, columns, panels) for number, row in enumerate(rows)]
     titles = [element("th", title, scope="col", role="columnheader") for title in (corner, *columns)]
@@ -93,7 +96,7 @@ def matrix(corner: str, columns: Sequence[str], rows: Sequence[Row], finding: st
     if 0 < found < len(rows):
         box = element("input", type="checkbox", id="findings")
         above = element("label", box, f" only the rows with a finding ({finding}): {found} of {len(rows)}")
-    return section("Matrix", above, table, *panels)
+    return section("Matrix", above, table, _legend(signs), *panels)
 
 
 def _line(number: int, row: Row, columns: Sequence[str], panels: list[Node]) -> Node:
@@ -138,13 +141,12 @@ def _sign(look: str) -> str:
     return SIGNS[look.partition(" ")[0]]
 
 
-def legend(entries: Mapping[str, str]) -> Node:
-    """What the looks of cells mean."""
+def _legend(signs: Mapping[str, str]) -> Node:
     lines = [
         element("li", element("span", _sign(look), class_=f"cell {look}", aria_hidden="true"), text)
-        for look, text in entries.items()
+        for look, text in signs.items()
     ]
-    return section("Signs", element("ul", *lines, class_="legend"))
+    return element("ul", *lines, class_="legend")
 
 
 # ---------------------------------------------------------------- around it
