@@ -12,8 +12,9 @@ from weakref import WeakKeyDictionary
 
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.errors import GUARD_ERRORS, GuardError, GuardWarning
-from llm_op_guard.guard.context import all_arguments, call_site, tensor_metadata
+from llm_op_guard.guard.context import all_arguments, call_site, tensor_metadata, tensor_named
 from llm_op_guard.guard.guard import Guard
+from llm_op_guard.guard.ledger import last_seen
 from llm_op_guard.guard.violation import Violation
 from llm_op_guard.policy import Action, Policy, current
 from llm_op_guard.report.record import Record
@@ -157,7 +158,14 @@ def _dressed(subject: Subject, violations: list[Violation], arguments: Mapping[s
     """The violations with what surrounds them: the arguments are all that there are."""
     caller, tensors = call_site(), tensor_metadata(subject.contract, arguments)
     return [
-        replace(violation, operator=subject.operator, site=subject.site, call_site=caller, tensors=tensors)
+        replace(
+            violation,
+            operator=subject.operator,
+            site=subject.site,
+            call_site=caller,
+            tensors=tensors,
+            last_seen=last_seen(tensor_named(violation.argument, subject.contract, arguments)),
+        )
         for violation in violations
     ]
 
