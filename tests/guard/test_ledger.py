@@ -235,6 +235,38 @@ def test_a_view_of_the_same_tensor_is_another_tensor() -> None:
     assert seen(query[:3]) is None  # it might as well be a view of the key
 
 
+@og.guard("x: floating[N, M]")
+def matrix(x: Any) -> None: ...
+
+
+def test_a_view_that_leaves_nothing_out() -> None:
+    """As heads are taken apart: `projection.view(…).transpose(1, 2)`."""
+    heads = torch.ones(8).view(2, 4).t()
+    matrix(heads)
+    assert seen(heads) == "last valid entering matrix as x, 1 guarded call ago"
+    assert seen(heads[1:]) == "a view of what was last valid entering matrix as x, 2 guarded calls ago"
+    heads.add_(1)
+    assert str(seen(heads.t()[:1])).endswith("3 guarded calls ago, and changed in place since")
+
+
+@pytest.mark.parametrize(
+    "partial",
+    [
+        lambda whole: whole.view(2, 4)[:, 1:],
+        lambda whole: whole[:1].expand(2, 4),
+        lambda whole: whole.as_strided((2, 4), (1, 1)),
+    ],
+    ids=["slice", "expanded", "overlapping"],
+)
+def test_a_view_that_leaves_something_out(partial: Callable[[Any], Any]) -> None:
+    whole = torch.ones(8)
+    view = partial(whole)
+    matrix(view)
+    assert seen(whole[5:]) is None
+    assert seen(whole) is None
+    assert seen(view) is not None
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -131,18 +131,31 @@ def _found(tensor: Any) -> LastSeen | None:
     base, version = tensor._base, _version(tensor)
     trail = _state.trail
     for event in reversed(tuple(trail.events)):
-        # The very tensor first: the views of one tensor may go into one call, and it beside them.
-        for whole in (tensor, base):
-            for position, seen in enumerate(event[2]):
-                if seen is not None and whole is not None and _referent(seen[0]) is whole:
-                    return _said(
-                        event,
-                        position,
-                        calls_ago=trail.calls - event[1],
-                        is_view=whole is not tensor,
-                        changes=None if version is None or seen[1] is None or version < seen[1] else version - seen[1],
-                    )
+        there = [None if seen is None else _referent(seen[0]) for seen in event[2]]
+        # The very tensor first: a call may take it and what it is a view of.
+        position = next((at for at, other in enumerate(there) if other is tensor), None)
+        is_view = position is None and base is not None
+        if is_view:
+            position = next((at for at, other in enumerate(there) if other is base or _is_all_of(other, base)), None)
+        if position is not None:
+            _, then = event[2][position] or (None, None)
+            return _said(
+                event,
+                position,
+                calls_ago=trail.calls - event[1],
+                is_view=is_view,
+                changes=None if version is None or then is None or version < then else version - then,
+            )
     return None
+
+
+def _is_all_of(view: Any, base: Any) -> bool:
+    """Whether a tensor is a view of the base that leaves nothing out: every other view is one of it as well."""
+    if view is None or view._base is not base:
+        return False
+    if sys.modules["torch"]._debug_has_internal_overlap(view) != 0:
+        return False
+    return bool(view.numel() * view.element_size() == view.untyped_storage().nbytes())
 
 
 def _said(event: _Event, position: int, *, calls_ago: int, is_view: bool, changes: int | None) -> LastSeen:
