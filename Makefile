@@ -15,10 +15,11 @@ CONTRACTS := $(wildcard src/llm_op_guard/contracts/*/*.contract tests/yardstick/
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test zoo transformers-suites test-transformers-4 lint format types bench docs support support-check support-draft clean
+.PHONY: help demo test zoo inject transformers-suites test-transformers-4 lint format types bench docs support support-check support-draft clean
 help:
 	@echo "make demo    a tiny Llama with and without guards, then bad inputs side by side"
 	@echo "make test    the tests                           make zoo     every model type of Transformers, guarded and not"
+	@echo "make inject  broken calls made from every contract, guarded and not: docs/injection.md"
 	@echo "make lint    ruff check and format check        make format  apply both"
 	@echo "make types   mypy --strict                      make bench   the benchmarks"
 	@echo "make docs    write the generated parts anew     make clean   remove .venv and caches"
@@ -43,6 +44,10 @@ zoo: $(READY)
 # For example: make transformers-suites SUITES="--types llama,bert --jobs 4"
 transformers-suites: $(READY) $(SDIST)/.ready
 	@$(BIN)/python tests/suites/suites.py $(SDIST) $(SUITES)
+
+# For example: make inject INJECT="norm:rms_norm --seed 1"
+inject: $(READY)
+	@$(BIN)/python -m llm_op_guard inject $(or $(INJECT),--all)
 
 lint: $(READY)
 	@$(BIN)/ruff check $(CODE)

@@ -37,6 +37,7 @@ STAGES = [
     "checking",
     "formatting",
     "catalogue",
+    "injecting",
     "run",
     "startup",
     "cli",

@@ -352,6 +352,20 @@ def status() -> Report:
     return _report(tuple(_installers))
 
 
+def integrations() -> list[Integration]:
+    """What finds the operators of each library."""
+    return [make() for make in _INTEGRATIONS.values()]
+
+
+def contract_of(target: Any) -> Contract | None:
+    """The contract that something guarded is held to; None for anything else."""
+    try:
+        function, _ = beneath(target)
+    except TypeError:
+        return None
+    return next((site.guard.contract for site in sites() if site.function is function), None)
+
+
 def known_libraries() -> tuple[str, ...]:
     """The libraries that `install` knows."""
     return tuple(_INTEGRATIONS)
@@ -429,8 +443,7 @@ def record_to(path: str | os.PathLike[str] | None, *, max_records: int = 10_000,
 def track(*, on: bool = True) -> None:
     """Have violations say where their tensor was last seen: `violation.last_seen`, and a line of the message.
 
-    Guards then note which tensors went into the last calls of a thread and came out, weakly and without contents, and
-    so do the modules of Transformers that make rotary tables. Off by default, since it costs; docs/production.md.
+    Guards then note weakly which tensors go into the calls of a thread and come out. It costs; docs/production.md.
     """
     global _track_read  # noqa: PLW0603 - the program has the last word
     _track_read = True

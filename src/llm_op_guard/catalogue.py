@@ -35,28 +35,34 @@ def main(out: Terminal, complaints: Terminal, wanted: str | None, *, as_json: bo
     ContractError for a file that is wrong.
     """
     contracts = shipped()
-    if wanted is None:
-        chosen = contracts
-    else:
-        chosen = {n: c for n, c in contracts.items() if wanted in (n, n.partition("/")[2], c.name)} or _of_file(wanted)
-    if not chosen:
+    selected = contracts if wanted is None else chosen(wanted, contracts)
+    if not selected:
         names = [*contracts, *(contract.name for contract in contracts.values())]
         near = suggestion(str(wanted), names)
         complaints.error(f"there is no contract or file {wanted!r}{near}; llm-op-guard contracts lists the contracts")
         return False
     if as_json:
-        out.line(json.dumps(to_json(chosen), indent=2))
+        out.line(json.dumps(to_json(selected), indent=2))
     elif wanted is None:
-        rows = [_row(name, contract) for name, contract in chosen.items()]
+        rows = [_row(name, contract) for name, contract in selected.items()]
         out.line(render_table([("contract", "rules", "class", "about"), *rows]))
     else:
-        out.line("\n\n".join(_shown(name, contract) for name, contract in chosen.items()))
+        out.line("\n\n".join(_shown(name, contract) for name, contract in selected.items()))
     return True
 
 
 def show_schema(out: Terminal) -> None:
     """Write the JSON Schema of the JSON form."""
     out.line(json.dumps(json_schema(), indent=2))
+
+
+def chosen(wanted: str, contracts: dict[str, Contract]) -> dict[str, Contract]:
+    """Those that `wanted` names: an operator, a contract as it is listed, or a FILE, or FILE:OPERATOR.
+
+    Raises ContractError for a file that is wrong.
+    """
+    named = {n: c for n, c in contracts.items() if wanted in (n, n.partition("/")[2], c.name)}
+    return named or _of_file(wanted)
 
 
 def _of_file(wanted: str) -> dict[str, Contract]:

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from llm_op_guard import __version__, catalogue, checking, demo, doctor, formatting, run
+from llm_op_guard import __version__, catalogue, checking, demo, doctor, formatting, injecting, run
 from llm_op_guard.errors import LlmOpGuardError
 from llm_op_guard.policy import OFF, Policy, current
 from llm_op_guard.report import digest
@@ -97,6 +97,25 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.set_defaults(command=_contracts)
 
+    command = commands.add_parser("inject", help="calls made from contracts, valid and broken, with guards and without")
+    command.add_argument(
+        "target", metavar="TARGET", nargs="?", help="a shipped contract, a FILE, FILE:OPERATOR, or MODULE:FUNCTION"
+    )
+    command.add_argument("--all", dest="every", action="store_true", help="every shipped contract")
+    command.add_argument("--seed", type=int, default=0, help="what all calls are made from (default: %(default)s)")
+    command.add_argument("--case", metavar="ID", help="this mutant alone, in full")
+    command.add_argument(
+        "--valid",
+        type=_positive,
+        default=injecting.VALID,
+        metavar="N",
+        help="valid calls (default: %(default)s)",
+    )
+    command.add_argument("--jobs", type=_positive, metavar="N", help="processes (default: one for each core)")
+    command.add_argument("--json", dest="json_file", metavar="FILE", help="write all that was found as JSON")
+    command.add_argument("--junit", dest="junit_file", metavar="FILE", help="write the cases as JUnit's XML")
+    command.set_defaults(command=_inject)
+
     command = commands.add_parser("report", help="what the files of `run --record` and LLM_OP_GUARD_RECORD say")
     command.add_argument("--json", dest="as_json", action="store_true", help="as JSON, for programs")
     command.add_argument("files", metavar="FILE", nargs="+", help="with its rotated ones: guards.jsonl*")
@@ -145,6 +164,27 @@ def _contracts(arguments: argparse.Namespace) -> int:
         catalogue.show_schema(out)
         return OK
     return OK if catalogue.main(out, Terminal(sys.stderr), arguments.name, as_json=arguments.as_json) else MISUSED
+
+
+def _inject(arguments: argparse.Namespace) -> int:
+    wanted = injecting.Wanted(
+        arguments.target,
+        every=arguments.every,
+        seed=arguments.seed,
+        case=arguments.case,
+        valid=arguments.valid,
+        jobs=arguments.jobs,
+        json_file=arguments.json_file,
+        junit_file=arguments.junit_file,
+    )
+    return OK if injecting.main(Terminal(sys.stdout), Terminal(sys.stderr), wanted) else FAILED
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("a number from 1 on")
+    return number
 
 
 def _report(arguments: argparse.Namespace) -> int:
