@@ -315,6 +315,7 @@ def install(*libraries: str) -> Report:
     for library in libraries:
         if library not in _installers:
             _installers[library] = Installer(_INTEGRATIONS[library](), _guard_for)
+            memory.forget_all()
         _installers[library].install()
     return _report(libraries)
 
@@ -331,6 +332,7 @@ def uninstall(*libraries: str) -> list[Refusal]:
         installer = _installers.pop(library, None)
         if installer is not None:
             left += installer.uninstall()
+            memory.forget_all()  # what goes by unguarded may change what was remembered
     return left
 
 
@@ -355,15 +357,6 @@ def status() -> Report:
 def integrations() -> list[Integration]:
     """What finds the operators of each library."""
     return [make() for make in _INTEGRATIONS.values()]
-
-
-def contract_of(target: Any) -> Contract | None:
-    """The contract that something guarded is held to; None for anything else."""
-    try:
-        function, _ = beneath(target)
-    except TypeError:
-        return None
-    return next((site.guard.contract for site in sites() if site.function is function), None)
 
 
 def known_libraries() -> tuple[str, ...]:

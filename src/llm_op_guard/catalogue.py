@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from llm_op_guard import api
 from llm_op_guard.contract.expressions import suggestion
 from llm_op_guard.contract.json_form import to_json
 from llm_op_guard.contract.json_schema import json_schema
 from llm_op_guard.contract.model import Assign, Contract, Expr, Remember, Rule
+from llm_op_guard.errors import InstallError
+from llm_op_guard.install.callables import beneath
 from llm_op_guard.report.overview import render_table
 from llm_op_guard.report.terminal import Terminal
 
@@ -63,6 +67,35 @@ def chosen(wanted: str, contracts: dict[str, Contract]) -> dict[str, Contract]:
     """
     named = {n: c for n, c in contracts.items() if wanted in (n, n.partition("/")[2], c.name)}
     return named or _of_file(wanted)
+
+
+def contract_of(target: Any) -> Contract | None:
+    """The contract that something guarded is held to; None for anything else."""
+    try:
+        function, _ = beneath(target)
+    except TypeError:
+        return None
+    return next((site.guard.contract for site in api.sites() if site.function is function), None)
+
+
+def guarded(target: str) -> tuple[Contract | None, Any]:
+    """The contract of MODULE:FUNCTION and the function; (None, None) for a target that is not spelt so.
+
+    Raises InstallError where the module cannot be imported, or holds nothing guarded of that name.
+    """
+    module, _, name = target.partition(":")
+    if not name or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
+        return None, None
+    try:
+        found: Any = importlib.import_module(module)
+    except ImportError as error:
+        raise InstallError(f"cannot import {module}: {error}") from None
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    contract = contract_of(found)
+    if contract is None:
+        raise InstallError(f"{target} is nothing that og.guard has guarded")
+    return contract, found
 
 
 def _of_file(wanted: str) -> dict[str, Contract]:

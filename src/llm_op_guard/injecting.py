@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import multiprocessing
 import os
@@ -11,7 +10,6 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from llm_op_guard import api, catalogue
 from llm_op_guard.contract.expressions import suggestion
@@ -20,6 +18,7 @@ from llm_op_guard.errors import LlmOpGuardError
 from llm_op_guard.faults.injection import MISSED, Injected, inject, summary
 from llm_op_guard.faults.operators import Operator, operators_of
 from llm_op_guard.report import injection as report
+from llm_op_guard.report.injection_page import injection_page
 from llm_op_guard.report.terminal import Terminal
 
 VALID = 200
@@ -80,8 +79,10 @@ def _contracts(wanted: Wanted, left_out: list[tuple[str, str]]) -> dict[str, tup
         raise InjectError("name a contract, a FILE, FILE:OPERATOR or MODULE:FUNCTION, or say --all")
     shipped = catalogue.shipped()
     chosen = shipped if wanted.every else catalogue.chosen(wanted.target or "", shipped)
-    if not chosen and (found := _guarded_function(wanted.target or "")) is not None:
-        return found
+    if not chosen:
+        contract, function = catalogue.guarded(wanted.target or "")
+        if contract is not None:
+            return {str(wanted.target): (contract, Operator(str(wanted.target), function))}
     if not chosen:
         near = suggestion(str(wanted.target), [*shipped, *(contract.name for contract in shipped.values())])
         raise InjectError(f"there is no contract, file or function {wanted.target!r}{near}")
@@ -94,23 +95,6 @@ def _contracts(wanted: Wanted, left_out: list[tuple[str, str]]) -> dict[str, tup
         if name in shipped and name not in operators:
             left_out.append((name, "no code that it holds for is in the installed version; its check alone is tried"))
     return {name: (contract, operators.get(name)) for name, contract in present.items()}
-
-
-def _guarded_function(target: str) -> dict[str, tuple[Contract, Operator | None]] | None:
-    """The contract and function of MODULE:FUNCTION; None for a target that is not spelt so."""
-    module, _, name = target.partition(":")
-    if not name or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
-        return None
-    try:
-        found: Any = importlib.import_module(module)
-    except ImportError as error:
-        raise InjectError(f"cannot import {module}: {error}") from None
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    contract = api.contract_of(found)
-    if contract is None:
-        raise InjectError(f"{target} is nothing that og.guard has guarded")
-    return {target: (contract, Operator(target, found))}
 
 
 def _injected(wanted: Wanted) -> Iterator[Injected]:
@@ -149,7 +133,11 @@ def _show(out: Terminal, results: list[Injected], left_out: Sequence[tuple[str, 
 
 def _write(results: list[Injected], left_out: Sequence[tuple[str, str]], wanted: Wanted) -> None:
     document = report.document(results, left_out, wanted.seed)
-    texts = {wanted.json_file: json.dumps(document, indent=1) + "\n", wanted.junit_file: report.junit(results)}
+    texts = {
+        wanted.json_file: json.dumps(document, indent=1) + "\n",
+        wanted.junit_file: report.junit(results),
+        wanted.html_file: injection_page(document),
+    }
     for file, text in texts.items():
         if file is not None:
             try:

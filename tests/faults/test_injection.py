@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import llm_op_guard as og
-from llm_op_guard import api
-from llm_op_guard.catalogue import shipped
+from llm_op_guard.catalogue import contract_of, shipped
 from llm_op_guard.cli import main
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.parse import parse_body
@@ -208,6 +207,6 @@ def test_an_unknown_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_contract_of() -> None:
     guarded = og.guard("require(n > 0)")(lambda n: n)
-    found = api.contract_of(guarded)
+    found = contract_of(guarded)
     assert found is not None and [rule.id for rule in found.rules] == ["n > 0"]
-    assert api.contract_of(len) is None and api.contract_of(3) is None
+    assert contract_of(len) is None and contract_of(3) is None

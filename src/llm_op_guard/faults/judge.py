@@ -79,6 +79,6 @@ def judge(contract: Contract, call: Call) -> Judgement | None:
     """What the contract says of a call; None for a call that cannot be made on this machine."""
     try:
         arguments = build(call)
-    except (RuntimeError, ValueError, TypeError, OverflowError, MemoryError):
+    except (RuntimeError, ValueError, TypeError, OverflowError, MemoryError, AttributeError, AssertionError):
         return None
     return Judgement(contract, call, arguments, tuple(explain(contract, arguments)))

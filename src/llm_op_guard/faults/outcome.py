@@ -31,10 +31,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Trial:
-    """A call to try, the valid one that it was made from, and the argument that a clear error would name."""
+    """A call to try, the valid one that it was made from, if any, and the argument that a clear error would name."""
 
     call: Call
-    origin: Call
+    origin: Call | None
     argument: str
 
 
@@ -65,6 +65,11 @@ def outcomes(operator: Operator, trials: list[Trial]) -> Iterator[Outcome]:
             here.close()
 
 
+def alone(operator: Operator, call: Call) -> Outcome:
+    """What one call comes to, with nothing to compare its result with."""
+    return next(iter(outcomes(operator, [Trial(call, None, "")])))
+
+
 def _run(operator: Operator, trials: list[Trial], results: Any) -> None:
     import torch  # noqa: PLC0415
 
@@ -73,6 +78,9 @@ def _run(operator: Operator, trials: list[Trial], results: Any) -> None:
     disable()  # what was guarded already is to be seen without its guard
     origins: dict[Call, Any] = {}
     for trial in trials:
+        if trial.origin is None:
+            results.send(_by_itself(_result(operator, trial.call)))
+            continue
         if trial.origin not in origins:
             origins[trial.origin] = _result(operator, trial.origin)
         results.send(_compared(origins[trial.origin], _result(operator, trial.call), trial.argument))
@@ -98,6 +106,13 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield from _leaves(list(value.values()))
     else:
         yield value
+
+
+def _by_itself(found: Any) -> Outcome:
+    if isinstance(found, Exception):
+        return Outcome("obscure error", _told(found))
+    shapes = [str(list(value.shape)) for value in found if hasattr(value, "shape")]
+    return Outcome("silent", f"it returns {' and '.join(shapes) or 'a value'}")
 
 
 def _compared(right: Any, found: Any, argument: str) -> Outcome:

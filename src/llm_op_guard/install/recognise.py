@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-from llm_op_guard.install.patch import original_code
+from llm_op_guard.install.patch import is_call, original_code
 from llm_op_guard.install.wrapper import Parameters
 
 
@@ -89,7 +89,10 @@ def fingerprint(function: object) -> Fingerprint | Refused:
 
 
 def innermost(function: object) -> FunctionType | Refused:
-    """The plain function within methods, `staticmethod` and `classmethod` objects and `functools.wraps` decorators."""
+    """The plain function within methods, `staticmethod` and `classmethod` objects and `functools.wraps` decorators.
+
+    A guarded function is itself, armed or not: where its source stands is not another function.
+    """
     current = function
     visited: list[object] = []
     while not any(current is earlier for earlier in visited):
@@ -99,7 +102,7 @@ def innermost(function: object) -> FunctionType | Refused:
             continue
         # Static, because an object that makes up attributes (a mock, a lazy namespace) must not be asked for one.
         wrapped = inspect.getattr_static(current, "__wrapped__", None)
-        if wrapped is not None:
+        if wrapped is not None and not is_call(wrapped):
             current = wrapped
         elif isinstance(current, FunctionType):
             return current

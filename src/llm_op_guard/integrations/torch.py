@@ -62,7 +62,6 @@ class TorchIntegration:
                 _contracts()[name],
                 _METADATA,
                 replaced=place,
-                scripted=place is None,
             )
 
     def producers(self, module: ModuleType) -> Iterator[Producer]:  # noqa: ARG002 - the protocol's
