@@ -71,6 +71,7 @@ bench: $(READY)
 	@$(BIN)/python benchmarks/rope_class_a.py
 	@$(BIN)/python benchmarks/patching.py
 	@$(BIN)/python benchmarks/decode_step.py
+	@$(BIN)/python benchmarks/ledger.py
 
 docs: $(READY)
 	@$(BIN)/python scripts/language_reference.py

@@ -14,8 +14,9 @@ from llm_op_guard.contract.model import Contract
 from llm_op_guard.errors import GUARD_ERRORS, GuardError, GuardWarning
 from llm_op_guard.guard.call import Call
 from llm_op_guard.guard.capture import capture
-from llm_op_guard.guard.context import all_arguments, call_site, tensor_metadata
+from llm_op_guard.guard.context import all_arguments, call_site, tensor_metadata, tensor_named
 from llm_op_guard.guard.guard import Guard
+from llm_op_guard.guard.ledger import last_seen
 from llm_op_guard.guard.violation import Violation
 from llm_op_guard.policy import Action, Policy, current
 from llm_op_guard.report.record import Record
@@ -160,7 +161,15 @@ def _dressed(subject: Subject, violations: list[Violation], arguments: Mapping[s
     caller, tensors = call_site(), tensor_metadata(subject.contract, arguments)
     call = _captured(subject.contract, arguments, [violation.rule_id for violation in violations])
     return [
-        replace(violation, operator=subject.operator, site=subject.site, call_site=caller, tensors=tensors, call=call)
+        replace(
+            violation,
+            operator=subject.operator,
+            site=subject.site,
+            call_site=caller,
+            tensors=tensors,
+            call=call,
+            last_seen=last_seen(tensor_named(violation.argument, subject.contract, arguments)),
+        )
         for violation in violations
     ]
 

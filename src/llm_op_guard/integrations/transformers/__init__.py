@@ -12,6 +12,7 @@ from types import ModuleType
 from llm_op_guard.contract.vocabulary import declare
 from llm_op_guard.guard import functions
 from llm_op_guard.install.installer import Candidate
+from llm_op_guard.install.producer import Producer
 from llm_op_guard.integrations.transformers import (
     attention,
     cache_updates,
@@ -63,6 +64,10 @@ class TransformersIntegration:
         """The operators that a module defines, recognised or refused."""
         for part in PARTS:
             yield from part.candidates(module)
+
+    def producers(self, module: ModuleType) -> Iterator[Producer]:
+        """The modules that make the tables of rotary embeddings."""
+        return rope.producers(module)
 
 
 def register() -> None:

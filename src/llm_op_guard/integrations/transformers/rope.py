@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 from llm_op_guard.install.installer import Candidate
-from llm_op_guard.install.recognise import Fingerprint, fingerprint
+from llm_op_guard.install.producer import Producer
+from llm_op_guard.install.recognise import Fingerprint, fingerprint, innermost
 from llm_op_guard.integrations.transformers.known import Code, Family, known
 
 # What the functions compute, and which do.
@@ -310,3 +311,13 @@ def _rotary_width(attention: type) -> Candidate:
     if not isinstance(made, Fingerprint) or made.digest not in _ROTARY_NDIMS:
         return Candidate(site, operator, reason="its __init__ is not the one whose rotary_ndims a contract speaks of")
     return known(site, operator, attention.__dict__["forward"], *ROTARY_WIDTH)
+
+
+def producers(module: ModuleType) -> Iterator[Producer]:
+    """The `forward` of every class that a modeling file calls a rotary embedding: cosines and sines come from there."""
+    for cls in list(module.__dict__.values()):
+        if inspect.isclass(cls) and cls.__module__ == module.__name__ and cls.__name__.endswith("RotaryEmbedding"):
+            function = innermost(cls.__dict__.get("forward"))
+            if isinstance(function, FunctionType) and function.__code__.co_varnames[:1] == ("self",):
+                operator = f"{cls.__name__}.forward"
+                yield Producer(function, operator=operator, site=f"{module.__name__}.{operator}")
