@@ -8,14 +8,13 @@ another version, has no answer. A program that is traced gets none either: a cac
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache as remembered
 from types import FunctionType
 from typing import Any
 
 from llm_op_guard.contract.vocabulary import Function
 from llm_op_guard.guard.functions import numel
 from llm_op_guard.guard.reading import NotApplicable, attribute, is_a, is_tensor, present
-from llm_op_guard.install.recognise import Fingerprint, fingerprint
+from llm_op_guard.install.recognise import digest_of
 
 # Of caches: that of the layers, and that of the self-attention cache of an encoder and decoder.
 _LENGTH, _LENGTH_OF_DECODER = "16edc69b624341e4", "4cd35ae922fe5c2a"
@@ -194,14 +193,7 @@ def _method(owner: Any, name: str) -> FunctionType | None:
 
 def _digest(owner: Any, name: str) -> str:
     """What the code of a method is recognised by, of no method nothing."""
-    method = _method(owner, name)
-    return "" if method is None else _digest_of(method)
-
-
-@remembered
-def _digest_of(function: FunctionType) -> str:
-    code = fingerprint(function)
-    return code.digest if isinstance(code, Fingerprint) else ""
+    return digest_of(_method(owner, name))
 
 
 def _pairs(cache: Any) -> Any:

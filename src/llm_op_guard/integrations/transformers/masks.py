@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache as remembered
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from llm_op_guard.contract.vocabulary import Function
 from llm_op_guard.guard.reading import NotApplicable, optional_attribute
 from llm_op_guard.install.installer import Candidate
-from llm_op_guard.install.recognise import Fingerprint, fingerprint
+from llm_op_guard.install.recognise import digest_of
 from llm_op_guard.integrations.transformers.caches import cache_capacity, cache_length
 from llm_op_guard.integrations.transformers.known import Code, Family, known
 
@@ -97,16 +96,10 @@ def makes_masks(config: Any, *names: str) -> bool:
 
 
 def _maker(function: Any) -> str:
-    maker = _MAKERS.get(_digest_of(function)) if isinstance(function, FunctionType) else None
+    maker = _MAKERS.get(digest_of(function))
     if maker is None:
         raise NotApplicable
     return maker
-
-
-@remembered
-def _digest_of(function: FunctionType) -> str:
-    code = fingerprint(function)
-    return code.digest if isinstance(code, Fingerprint) else ""
 
 
 def mask_columns(cache: Any, new: int) -> int:

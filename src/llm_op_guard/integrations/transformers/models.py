@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import cache
 from types import FunctionType
 from typing import Any
 
 from llm_op_guard.contract.vocabulary import Function
 from llm_op_guard.guard.reading import UNSET, NotApplicable, path_value, present
-from llm_op_guard.install.recognise import Fingerprint, Refused, fingerprint, innermost
+from llm_op_guard.install.recognise import Refused, digest_of, innermost
 from llm_op_guard.integrations.transformers import forwards
 
 # Bodies of rotary modules that make one angle of each position, whatever the shape of `position_ids`.
@@ -74,7 +73,7 @@ def takes_positions(model: Any) -> bool:
         raise NotApplicable
     if not forwards.rotates_positions(function) or not forwards.embeds_as_given(function):
         raise NotApplicable
-    if _digest(_known_forward(rotary)) not in _ROTARY:
+    if digest_of(_known_forward(rotary)) not in _ROTARY:
         raise NotApplicable
     return True
 
@@ -96,7 +95,9 @@ def decoder_layers(model: Any) -> int:
     attention = path_value(layers.get(str(config - 1)), "self_attn")
     if not forwards.runs_every_layer(_known_forward(model)) or path_value(attention, "layer_idx") != config - 1:
         raise NotApplicable
-    if not forwards.fills_its_layer(_known_forward(attention)):
+    # One that asks for weights may leave it to the forward that it overrides.
+    asked = [_innermost(cls.__dict__["forward"]) for cls in type(attention).__mro__[:-2] if "forward" in cls.__dict__]
+    if _forward(attention) is None or not all(function and forwards.fills_its_layer(function) for function in asked):
         raise NotApplicable
     return len(layers)
 
@@ -117,7 +118,7 @@ def label_classes(model: Any) -> int:
     base = sys.modules.get("transformers.modeling_utils")
     mapping = path_value(base, "LOSS_MAPPING")
     loss = mapping.get(path_value(model, "loss_type")) if type(mapping) is dict else None
-    if _digest(loss) != _CAUSAL_LM_LOSS or not _has_loss_of_library(model, base):
+    if digest_of(loss) != _CAUSAL_LM_LOSS or not _has_loss_of_library(model, base):
         raise NotApplicable
     classes = path_value(model, "config", "vocab_size")
     if not isinstance(classes, int) or path_value(model, "vocab_size") not in (UNSET, classes):
@@ -200,7 +201,7 @@ def _table_of_ids(model: Any) -> Any:
     function = _known_forward(model)
     name = forwards.table_of_ids(function)
     if name is not None:
-        return _embedding(path_value(model, name))
+        return _embedding(path_value(model, *name.split(".")))
     path = forwards.module_asked_for_table(function)
     if path is None:
         raise NotApplicable
@@ -215,7 +216,7 @@ def _input_embeddings(module: Any) -> Any:
     child = forwards.asks_for_table_of(function)
     if child is not None:
         return _input_embeddings(_child(module, child))
-    if _digest(function) != _INPUT_EMBEDDINGS:
+    if digest_of(function) != _INPUT_EMBEDDINGS:
         raise NotApplicable
     name = path_value(module, "_input_embed_layer")
     if not isinstance(name, str):
@@ -271,20 +272,9 @@ def _class_function(cls: type, name: str) -> FunctionType | None:
     return _innermost(found) if isinstance(found, FunctionType) else None
 
 
-@cache
 def _innermost(function: FunctionType) -> FunctionType | None:
     inner = innermost(function)
     return None if isinstance(inner, Refused) else inner
-
-
-def _digest(function: Any) -> str:
-    return _digest_of(function) if isinstance(function, FunctionType) else ""
-
-
-@cache
-def _digest_of(function: FunctionType) -> str:
-    code = fingerprint(function)
-    return code.digest if isinstance(code, Fingerprint) else ""
 
 
 def _prepares_as_usual(model: Any) -> bool:
@@ -302,7 +292,6 @@ def _has_loss_of_library(model: Any, base: Any) -> bool:
     return owner is not None and owner is path_value(base, "PreTrainedModel")
 
 
-@cache
 def _takes_ids_as_they_are(function: FunctionType) -> bool:
     """Whether an embedding's forward is torch's own, or does nothing with ids but hand them to that."""
     if function.__module__ == "torch.nn.modules.sparse" and function.__qualname__ == "Embedding.forward":

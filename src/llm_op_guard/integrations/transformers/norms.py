@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
-from types import FunctionType, ModuleType
+from types import ModuleType
 
 from llm_op_guard.install.installer import Candidate
-from llm_op_guard.install.recognise import Fingerprint, fingerprint, innermost
+from llm_op_guard.install.recognise import digest_of, innermost
 from llm_op_guard.integrations.transformers.known import Code, Family, known
 
 FAMILIES = (
@@ -210,7 +210,4 @@ def _forward_of(cls: type) -> Candidate:
 
 
 def _digest(found: object) -> str:
-    """What code is recognised by; nothing where it cannot be read."""
-    function = innermost(found)
-    code = fingerprint(function) if isinstance(function, FunctionType) else function
-    return code.digest if isinstance(code, Fingerprint) else ""
+    return digest_of(innermost(found))
