@@ -42,7 +42,7 @@ from llm_op_guard.integrations.transformers.known import Code
 ROOT = Path(__file__).resolve().parents[1]
 FILES = ROOT / "src" / "llm_op_guard" / "integrations" / "transformers"
 PAGE = ROOT / "docs" / "transformers-support.md"
-_MODELS = "transformers.models."
+_MODELS, _INTEGRATIONS = "transformers.models.", "transformers.integrations."
 _NAMED = 6  # how many models a row names
 _SHOWN = 24  # how many lines of a difference are shown
 _LIKE = 0.6  # what is less like any known code is shown without a difference
@@ -53,6 +53,7 @@ _FACTS: tuple[Callable[[FunctionType], object], ...] = (
     forwards.rotates_positions,
     forwards.looks_positions_up,
     forwards.runs_every_layer,
+    forwards.hands_cache_on,
     forwards.fills_its_layer,
     forwards.fails_without_tokens,
     forwards.learns_next_tokens,
@@ -170,6 +171,8 @@ def looked_through(names: Iterable[str]) -> Survey:
         try:
             module = importlib.import_module(name)
         except Exception as error:
+            if name.startswith(_INTEGRATIONS):  # it is for another library, which is not here
+                continue
             failed.append((name, f"{type(error).__name__}: {str(error).splitlines()[0]}"))
             continue
         beside += _beside(module)

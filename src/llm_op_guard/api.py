@@ -314,6 +314,7 @@ def install(*libraries: str) -> Report:
     for library in libraries:
         if library not in _installers:
             _installers[library] = Installer(_INTEGRATIONS[library](), _guard_for)
+            memory.forget_all()
         _installers[library].install()
     return _report(libraries)
 
@@ -330,6 +331,7 @@ def uninstall(*libraries: str) -> list[Refusal]:
         installer = _installers.pop(library, None)
         if installer is not None:
             left += installer.uninstall()
+            memory.forget_all()  # what goes by unguarded may change what was remembered
     return left
 
 
@@ -349,6 +351,11 @@ def installed(*libraries: str) -> Iterator[Report]:
 def status() -> Report:
     """The sites that carry a guard, switched on or off by the policy, and what was refused, in all libraries."""
     return _report(tuple(_installers))
+
+
+def integrations() -> list[Integration]:
+    """What finds the operators of each library."""
+    return [make() for make in _INTEGRATIONS.values()]
 
 
 def known_libraries() -> tuple[str, ...]:

@@ -404,6 +404,15 @@ def test_innermost_refuses_what_has_no_function_inside() -> None:
     assert "builtin_function" in reason(innermost(functools.wraps(len)(lambda *a: None)))
 
 
+def test_innermost_of_a_guarded_function_is_itself() -> None:
+    def function() -> None: ...
+
+    patch = Patch(function, ())
+    function.__wrapped__ = patch.call  # type: ignore[attr-defined]
+    assert innermost(function) is function
+    assert innermost(functools.wraps(function)(lambda *a: None)) is function
+
+
 def test_innermost_of_a_loop() -> None:
     def function() -> None: ...
 

@@ -5,6 +5,8 @@ Each test shows first what the unguarded call does. Token ids have a file of the
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 from outcomes import Call, assert_clearly_wrong, assert_quiet, diagnosed, logits, suspected
 from transformers import BatchEncoding, DynamicCache, GenerationConfig, GenerationMixin, PreTrainedModel, StaticCache
 from transformers.loss import loss_utils
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 import llm_op_guard as og
 from llm_op_guard.guard.reading import NotApplicable
@@ -158,6 +161,97 @@ def test_positions_past_a_learned_table(tiny: Make) -> None:
     )
 
 
+# ---------------------------------------------------------------- hooks
+
+
+def adds_two(_: Any, given: Any, embeds: torch.Tensor) -> torch.Tensor:
+    return torch.cat([embeds.new_zeros(embeds.shape[0], 2, embeds.shape[-1]), embeds], 1)
+
+
+def keeps_three(_: Any, given: Any, output: Any) -> Any:
+    output.last_hidden_state = output.last_hidden_state[:, -3:]
+    return output
+
+
+def of_tables(hook: Any) -> Any:
+    """The same hook for every module, which leaves all but tables alone."""
+    return lambda module, *given: hook(module, *given) if isinstance(module, torch.nn.Embedding) else None
+
+
+every = torch.nn.modules.module
+NINE, THREE = torch.cat([IDS[:, :2], IDS], 1), IDS[:, :3]
+HOOKS: list[tuple[Callable[..., Any], Callable[[Model], Any]]] = [
+    (lambda model: model.model.embed_tokens.register_forward_hook(adds_two), lambda model: model(IDS, labels=NINE)),
+    (lambda model: every.register_module_forward_hook(of_tables(adds_two)), lambda model: model(IDS, labels=NINE)),
+    (
+        lambda model: model.model.embed_tokens.register_forward_hook(adds_two),
+        lambda model: model(IDS, position_ids=torch.arange(9)[None]),
+    ),
+    (
+        lambda model: every.register_module_forward_hook(of_tables(adds_two)),
+        lambda model: model(IDS, position_ids=torch.arange(9)[None]),
+    ),
+    (lambda model: model.model.embed_tokens.register_forward_hook(adds_two), lambda model: model(IDS[:, :0])),
+    (lambda model: model.model.register_forward_hook(keeps_three), lambda model: model(IDS, labels=THREE)),
+    (
+        lambda model: model.model.norm.register_forward_hook(lambda _, given, x: x[:, -3:]),
+        lambda model: model(IDS, labels=THREE),
+    ),
+    (
+        lambda model: model.model.layers[1].register_forward_hook(lambda _, given, x: x[:, -3:]),
+        lambda model: model(IDS, labels=THREE),
+    ),
+    (
+        lambda model: model.lm_head.register_forward_pre_hook(lambda _, given: given[0][:, -3:]),
+        lambda model: model(IDS, labels=THREE),
+    ),
+    (
+        lambda model: every.register_module_forward_pre_hook(of_tables(lambda _, given: given[0].clamp(0, 95))),
+        lambda model: model(IDS + 90),
+    ),
+    (
+        lambda model: model.register_forward_pre_hook(lambda _, given: (given[0].clamp(0, 95),)),
+        lambda model: model(IDS + 90),
+    ),
+]
+
+
+@pytest.mark.parametrize("hook", range(len(HOOKS)))
+def test_hooks_that_change_what_is_looked_up_or_how_many_there_are(
+    model: Model, hook: int, request: pytest.FixtureRequest
+) -> None:
+    register, call = HOOKS[hook]
+    request.addfinalizer(register(model).remove)
+    assert_quiet(lambda: call(model))
+
+
+@pytest.mark.parametrize("table", ["wte", "wpe"])
+def test_hooks_of_learned_positions(tiny: Make, table: str) -> None:
+    model = tiny("gpt2")
+    if table == "wte":
+        model.transformer.wte.register_forward_hook(lambda _, given, x: torch.cat([x, x], 1))
+        positions = torch.arange(14)[None]
+    else:
+        model.transformer.wpe.register_forward_hook(lambda _, given, x: x.expand(1, 7, -1))
+        positions = torch.zeros(1, 1, dtype=torch.long)
+    assert_quiet(lambda: model(IDS, position_ids=positions))
+
+
+def test_a_part_of_the_users_own_may_drop_tokens(model: Model) -> None:
+    class LastThree(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x[:, -3:])
+
+    model.lm_head = LastThree(64, 96)
+    assert_quiet(lambda: model(IDS, labels=THREE))
+
+
+def test_hooks_of_the_library_only_write_down(model: Model) -> None:
+    model(IDS, output_hidden_states=True, output_attentions=True)
+    assert model.model.layers[0]._forward_hooks, "this test is about them"
+    diagnosed(loss(model, IDS[:, 1:]), CAUSAL_LM, "a_label_for_each_token")
+
+
 # ---------------------------------------------------------------- caches
 
 
@@ -202,11 +296,16 @@ def test_cache_more_layers(tiny: Make, model: Model, made: Callable[[Model], Any
     larger = tiny(num_hidden_layers=4)
     wrong = logits(lambda: model(IDS[:, :1], cache=filled(larger, made(larger))))
     assert_clearly_wrong(wrong, logits(lambda: model(IDS[:, :1], cache=filled(model, made(model)))))
-    # Filled unguarded: it is the layers that tell.
-    cache = filled(larger, made(larger))
-    violation = diagnosed(lambda: model(IDS[:, :1], cache=cache), DECODER, "cache_of_as_many_layers")
-    assert violation.observed == "cache_layers_in_use(cache) = 4, decoder_layers(self) = 2"
+    violation = diagnosed(
+        lambda: model(IDS[:, :1], cache=filled(larger, made(larger))), DECODER, "cache_filled_for_as_many_layers"
+    )
+    assert "recall(cache, 'filled_layers') = 4, layers = 2" in violation.observed
     assert violation.hint == "the cache was filled by a model with more layers"
+    # Filled unguarded: it is the layers that tell, and they may be there on purpose.
+    cache = filled(larger, made(larger))
+    text = suspected(lambda: model(IDS[:, :1], cache=cache), DECODER, "cache_layers_in_use")
+    assert "cache_layers_in_use(cache) = 4, layers = 2" in text
+    assert "the cache was filled by a model with more layers" in text
 
 
 def test_cache_fewer_layers(tiny: Make, model: Model) -> None:
@@ -216,10 +315,95 @@ def test_cache_fewer_layers(tiny: Make, model: Model) -> None:
             larger(IDS, cache=cache)
     for cache in (StaticCache(model.config, max_cache_len=16), DynamicCache(config=model.config)):
         violation = diagnosed(lambda cache=cache: larger(IDS, cache=cache), DECODER, "cache_has_every_layer")
-        assert violation.observed.endswith("cache_layers(cache) = 2, decoder_layers(self) = 4")
-    for made in (DynamicCache(config=model.config), DynamicCache()):
-        cache = filled(model, made)
-        diagnosed(lambda cache=cache: larger(IDS[:, :1], cache=cache), DECODER, "cache_of_as_many_layers")
+        assert violation.observed == "cache_layers(cache) = 2, layers = 4"
+    cache = filled(model, DynamicCache(config=model.config))
+    diagnosed(lambda: larger(IDS[:, :1], cache=cache), DECODER, "cache_has_every_layer")
+    diagnosed(
+        lambda: larger(IDS[:, :1], cache=filled(model, DynamicCache())), DECODER, "cache_filled_for_as_many_layers"
+    )
+    cache = filled(model, DynamicCache())
+    text = suspected(lambda: larger(IDS[:, :1], cache=cache), DECODER, "cache_layers_in_use")
+    assert "the cache was filled by a model with fewer layers" in text
+
+
+def without_attention(hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return hidden_states
+
+
+class WithoutAttention(LlamaDecoderLayer):
+    def forward(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        return hidden_states
+
+
+def skips_in_the_instance(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    model.model.layers[1].forward = without_attention
+
+
+def skips_in_a_subclass(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    model.model.layers[1] = WithoutAttention(model.config, 1)
+
+
+def skips_in_the_class(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = LlamaDecoderLayer.forward
+
+    @functools.wraps(own)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return args[0] if self.self_attn.layer_idx == 1 else own(self, *args, **kwargs)
+
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", forward)
+
+
+def skips_when_called(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Skipping(LlamaDecoderLayer):
+        def __call__(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+            return hidden_states
+
+    model.model.layers[1] = Skipping(model.config, 1)
+
+
+def keeps_no_keys_by_a_hook(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    model.model.layers[1].register_forward_pre_hook(
+        lambda _, args, kwargs: (args, {**kwargs, "cache": None}), with_kwargs=True
+    )
+
+
+def attends_without_a_cache(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = model.model.layers[1].self_attn
+    own = attention.forward
+    attention.forward = lambda *args, **kwargs: own(*args, **{**kwargs, "cache": None})
+
+
+@pytest.mark.parametrize(
+    "skips",
+    [skips_in_the_instance, skips_in_a_subclass, skips_in_the_class, skips_when_called, keeps_no_keys_by_a_hook,
+     attends_without_a_cache],
+)  # fmt: skip
+def test_a_layer_that_keeps_no_keys(
+    model: Model, skips: Callable[[Model, pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fewer = copy.copy(model.config)
+    fewer.num_hidden_layers = 1
+    skips(model, monkeypatch)
+
+    def decoded() -> Any:
+        cache = DynamicCache()
+        cache.update(torch.ones(2, 2, 7, 16), torch.ones(2, 2, 7, 16), 0)
+        return model(IDS[:, :1], cache=cache)
+
+    assert_quiet(
+        decoded, lambda: model(IDS[:, :1], cache=model(IDS).cache), lambda: model(IDS, cache=DynamicCache(config=fewer))
+    )
+    with pytest.raises(NotApplicable):
+        models.decoder_layers(model.model)
+
+
+def test_a_layer_of_another_in_the_same_cache(model: Model) -> None:
+    def decoded() -> Any:
+        cache = filled(model, DynamicCache())
+        cache.update(torch.ones(2, 2, 7, 16), torch.ones(2, 2, 7, 16), 2)
+        return model(IDS[:, :1], cache=cache)
+
+    assert_quiet(decoded)
 
 
 def test_a_static_cache_of_more_layers_is_only_larger(tiny: Make, model: Model) -> None:
@@ -229,6 +413,28 @@ def test_a_static_cache_of_more_layers_is_only_larger(tiny: Make, model: Model) 
         lambda: model(IDS, cache=DynamicCache(config=config)),
         lambda: model(IDS[:, :1], cache=filled(model, DynamicCache(config=config))),
     )
+
+
+SWITCHES: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
+    (og.uninstall, lambda: og.install("transformers")),
+    (lambda: og.set_policy(A="off", B="off"), lambda: og.set_policy(A="raise", B="raise")),
+]
+
+
+@pytest.mark.parametrize("switch", range(len(SWITCHES)))
+def test_what_a_guarded_call_remembered_is_forgotten_while_guards_are_off(
+    tiny: Make, model: Model, switch: int, no_alarm: None
+) -> None:
+    off, on = SWITCHES[switch]
+    other, cache = tiny(seed=1), DynamicCache()
+    og.install("transformers")
+    other(IDS, cache=cache)
+    off()
+    cache.crop(0)
+    model(IDS, cache=cache)
+    on()
+    model(IDS[:, :1], cache=cache)
+    assert og.record.total == 0
 
 
 # ---------------------------------------------------------------- spelling

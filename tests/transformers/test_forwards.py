@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from transformers.models.gpt2.modeling_gpt2 import GPT2Model
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaForCausalLM, LlamaModel
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaForCausalLM, LlamaModel
 
 from llm_op_guard.install.recognise import innermost
 from llm_op_guard.integrations.transformers import forwards
@@ -13,7 +13,7 @@ from llm_op_guard.integrations.transformers import forwards
 
 def test_of_real_models() -> None:
     llama, causal_lm, attention = (innermost(cls.forward) for cls in (LlamaModel, LlamaForCausalLM, LlamaAttention))
-    gpt2 = innermost(GPT2Model.forward)
+    gpt2, layer = innermost(GPT2Model.forward), innermost(LlamaDecoderLayer.forward)
     assert (forwards.table_of_ids(llama), forwards.table_of_ids(gpt2)) == ("embed_tokens", "wte")
     assert forwards.table_of_ids(causal_lm) is None
     assert forwards.hands_ids_on(causal_lm, "model") and not forwards.hands_ids_on(causal_lm, "transformer")
@@ -21,6 +21,7 @@ def test_of_real_models() -> None:
     assert forwards.rotates_positions(llama) and not forwards.rotates_positions(gpt2)
     assert forwards.looks_positions_up(gpt2) and not forwards.looks_positions_up(llama)
     assert forwards.runs_every_layer(llama) and not forwards.runs_every_layer(gpt2)
+    assert forwards.hands_cache_on(layer) and not forwards.hands_cache_on(attention)
     assert forwards.fills_its_layer(attention) and forwards.fails_without_tokens(attention)
     assert forwards.learns_next_tokens(causal_lm) and not forwards.learns_next_tokens(llama)
 
@@ -462,6 +463,41 @@ def test_fails_without_tokens() -> None:
         assert not forwards.fails_without_tokens(function), function.__name__
 
 
+def hands_on(self, x, cache=None):
+    y, _ = self.self_attn(self.norm(x), cache=cache)
+    return x + y
+
+
+def hands_on_sometimes(self, x, cache=None):
+    if self.kind == "attention":
+        x, _ = self.self_attn(x, cache=cache)
+    return x
+
+
+def leaves_early(self, x, cache=None):
+    if self.skipped:
+        return x
+    x, _ = self.self_attn(x, cache=cache)
+    return x
+
+
+def hands_nothing_on(self, x, cache=None):
+    x, _ = self.self_attn(x, cache=None)
+    return x
+
+
+def hands_another_on(self, x, cache=None):
+    cache = cache[0]
+    x, _ = self.self_attn(x, cache=cache)
+    return x
+
+
+def test_hands_cache_on() -> None:
+    assert forwards.hands_cache_on(hands_on)
+    for function in (hands_on_sometimes, leaves_early, hands_nothing_on, hands_another_on):
+        assert not forwards.hands_cache_on(function)
+
+
 def shifted_before(self, logits, labels, **kwargs):
     return self.loss_function(logits, None, self.vocab_size, shift_labels=labels[:, 1:], **kwargs)
 
@@ -512,22 +548,22 @@ def test_learns_next_tokens() -> None:
         assert not forwards.learns_next_tokens(function), function.__name__
 
 
-def hands_on(self, input_ids):
+def overrides(self, input_ids):
     return super().forward(input_ids) * self.scale
 
 
-def hands_on_sometimes(self, input_ids):
+def overrides_sometimes(self, input_ids):
     return super().forward(input_ids) if self.scale else None
 
 
-def hands_on_to_the_first(self, input_ids):
+def overrides_another(self, input_ids):
     return super(type(self), self).forward(input_ids)
 
 
 def test_hands_on_to_super() -> None:
-    assert forwards.hands_on_to_super(hands_on)
-    assert not forwards.hands_on_to_super(hands_on_sometimes)
-    assert not forwards.hands_on_to_super(hands_on_to_the_first)
+    assert forwards.hands_on_to_super(overrides)
+    assert not forwards.hands_on_to_super(overrides_sometimes)
+    assert not forwards.hands_on_to_super(overrides_another)
 
 
 def hands_ids(self, input_ids, **kwargs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import subprocess
 import sys
 import textwrap
@@ -131,6 +132,21 @@ def test_the_same_library_named_twice(bad: Arguments) -> None:
         assert report.libraries == ["transformers"]
         assert is_guarded(apply_rotary_pos_emb, *bad)
     assert not is_guarded(apply_rotary_pos_emb, *bad)
+
+
+def test_who_reads_source_and_signature_finds_the_functions_own() -> None:
+    read = [modeling_llama.repeat_kv, modeling_llama.LlamaRMSNorm.forward, modeling_llama.LlamaModel.forward]
+    x, norm = torch.randn(1, 2, 3, 4), modeling_llama.LlamaRMSNorm(4)
+
+    def found() -> list[Any]:
+        return [(inspect.getsource(function), inspect.signature(function)) for function in read]
+
+    plain = found()
+    with og.installed("transformers"):
+        assert found() == plain
+        assert torch.equal(torch.jit.script(modeling_llama.repeat_kv)(x, 2), modeling_llama.repeat_kv(x, 2))
+        assert torch.equal(torch.jit.script(norm)(x), norm(x))
+    assert found() == plain
 
 
 def test_a_with_block_leaves_what_was_guarded_before(bad: Arguments) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import transformers
 from rope_formulas import Arguments, flat, numbers
 
 import llm_op_guard as og
@@ -196,7 +197,9 @@ each_contract = pytest.mark.parametrize("contract", OPERATORS)
 
 
 def test_every_contract_has_an_operator() -> None:
-    assert {family.contract for family in rope.FORMULAS.values()} == OPERATORS.keys()
+    here = transformers.__version__
+    families = [f for f in rope.FORMULAS.values() if any(here in code.versions for code in f.code.values())]
+    assert {family.contract for family in families} == OPERATORS.keys()
 
 
 @cache

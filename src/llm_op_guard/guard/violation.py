@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from llm_op_guard.contract.model import CostClass
+from llm_op_guard.guard.call import Call, to_json
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ class Violation:
     `argument` is what to look at first, `observed` and `expected` say what is wrong with it, `bindings` where the
     symbols of the rule got their values, `because` why the rule holds, `hint` the likely cause. `site` is where the
     guard is installed, `call_site` who called it, `blames` whose rule it was to keep: the caller's, or (a promise of
-    the contract) the operator's. `waived` is the reason of the waiver that let it pass, if one did.
+    the contract) the operator's. `waived` is the reason of the waiver that let it pass, if one did. `call` are the
+    arguments as data, without what tensors hold: what a capsule is made of.
     """
 
     operator: str
@@ -80,6 +82,7 @@ class Violation:
     error: str | None = None
     blames: Literal["caller", "operator"] = "caller"
     waived: str | None = None
+    call: Call | None = field(default=None, compare=False, repr=False)
 
     @property
     def summary(self) -> str:
@@ -88,7 +91,8 @@ class Violation:
 
     def to_dict(self) -> dict[str, Any]:
         """The violation as JSON-ready data."""
-        data = asdict(self)
+        data = asdict(replace(self, call=None))
+        data["call"] = None if self.call is None else to_json(self.call)
         data["bindings"] = [{"symbol": b.symbol, "value": b.value, "sources": list(b.sources)} for b in self.bindings]
         data["tensors"] = [{**asdict(t), "shape": list(t.shape)} for t in self.tensors]
         return data

@@ -26,8 +26,7 @@ logger = logging.getLogger("llm_op_guard")
 class Candidate:
     """A function that an integration has recognised: what guards it, or why nothing does.
 
-    For a builtin, which stands in `replaced`, `function` is one that calls it, and the contract has a full stub. A
-    `scripted` function is one that `torch.jit.script` may compile.
+    For a builtin, which stands in `replaced`, `function` is one that calls it, and the contract has a full stub.
     """
 
     site: str
@@ -37,7 +36,6 @@ class Candidate:
     defaults: Policy = field(default_factory=Policy)
     reason: str = ""
     replaced: Replaced | None = None
-    scripted: bool = False
 
 
 class Integration(Protocol):
@@ -159,7 +157,7 @@ class Installer:
 
 def _site(candidate: Candidate, function: FunctionType, guard: Guard) -> Site:
     if candidate.replaced is None:
-        return Site(function, guard, scripted=candidate.scripted)
+        return Site(function, guard)
     signature = stub_signature(guard.contract)
     if signature is None:
         raise TypeError(f"the contract {guard.contract.id} has no parameters of its own")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, FunctionType, GeneratorType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from llm_op_guard.guard.compile import compile_function, keep_source
 from llm_op_guard.guard.context import WRAPPER_LABEL
@@ -33,6 +33,7 @@ _CheckResult = Callable[..., None]
 _lock = threading.RLock()  # reentrant: deleting a check may run a finaliser that disarms another patch
 _serial = itertools.count(1)
 _originals: WeakKeyDictionary[CodeType, CodeType] = WeakKeyDictionary()  # wrapper → what it stands in front of
+_calls: WeakSet[FunctionType] = WeakSet()  # the `call` of each patch
 
 
 @dataclass(eq=False)
@@ -103,6 +104,7 @@ class Patch:
         self.function = function
         self.parameters = tuple(parameters)
         self.call: FunctionType = _rebuild(function, function.__code__)
+        _calls.add(self.call)
         self._original = function.__code__
         self._armings: dict[tuple[_Check, _CheckResult | None], _Arming] = {}
         self._current: _Arming | None = None
@@ -209,6 +211,11 @@ def original_code(function: FunctionType) -> CodeType:
     return code
 
 
+def is_call(function: object) -> bool:
+    """Whether a function is the `call` of a patch: what the guarded one has for its source, and no operator itself."""
+    return isinstance(function, FunctionType) and function in _calls
+
+
 def copy_function(function: FunctionType) -> FunctionType:
     """A function of its own that behaves as `function` does unarmed, with `__wrapped__` pointing to it."""
     copy = _rebuild(function, original_code(function))
@@ -219,7 +226,9 @@ def copy_function(function: FunctionType) -> FunctionType:
 def _rebuild(function: FunctionType, code: CodeType) -> FunctionType:
     copy = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__ and dict(function.__kwdefaults__)
-    copy.__qualname__ = function.__qualname__
+    # Annotations, too: who reads a guarded function's signature reads that of its `call`.
+    functools.update_wrapper(copy, function, updated=())
+    del vars(copy)["__wrapped__"]
     return copy
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from llm_op_guard.install.patch import original_code
+from llm_op_guard.install.patch import is_call, original_code
 from llm_op_guard.install.wrapper import Parameters
 
 
@@ -130,14 +130,17 @@ def _digest_now(function: FunctionType) -> str:
 
 
 def innermost(function: object) -> FunctionType | Refused:
-    """The plain function within methods, `staticmethod` and `classmethod` objects and `functools.wraps` decorators."""
+    """The plain function within methods, `staticmethod` and `classmethod` objects and `functools.wraps` decorators.
+
+    A guarded function is itself, armed or not: where its source stands is not another function.
+    """
     current: Any = function
     visited: set[int] = set()
     while id(current) not in visited:
         visited.add(id(current))
         if isinstance(current, FunctionType):
             wrapped = current.__dict__.get("__wrapped__")
-            if wrapped is None:
+            if wrapped is None or is_call(wrapped):
                 return current
             current = wrapped
         elif isinstance(current, MethodType | staticmethod | classmethod):

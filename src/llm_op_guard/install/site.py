@@ -18,21 +18,18 @@ logger = logging.getLogger("llm_op_guard")
 class Site:
     """One guarded function. `name` is where it is found: `module.qualified_name`.
 
-    With a `binding` the function takes the call's arguments packed, as those in `stand_in` do. A `scripted` function
-    may be compiled by `torch.jit.script`, which reads its source: while it is guarded, `__wrapped__` leads there.
+    With a `binding` the function takes the call's arguments packed, as those in `stand_in` do. While it is guarded its
+    `__wrapped__` leads to its source, which `inspect` and `torch.jit.script` read, unless it has one of its own.
 
     Raises TypeError for what is not a plain Python function, ValueError where the contract wants a parameter that
     the function lacks.
     """
 
-    def __init__(
-        self, function: FunctionType, guard: Guard, binding: Binding | None = None, *, scripted: bool = False
-    ) -> None:
+    def __init__(self, function: FunctionType, guard: Guard, binding: Binding | None = None) -> None:
         self.function = function
         self.guard = guard
         self.patch = Patch(function, guard.parameters if binding is None else PACKED)
         self._binding = binding
-        self._scripted = scripted
         self._classes: frozenset[str] = frozenset()
         self._lock = threading.Lock()
 
@@ -56,8 +53,7 @@ class Site:
                 check = self._binding.around(check)
             try:
                 self.patch.arm(check, check_result)
-                if self._scripted:
-                    vars(self.function)["__wrapped__"] = self.patch.call
+                vars(self.function).setdefault("__wrapped__", self.patch.call)
             except RuntimeError as error:
                 # Somebody patched the same function after us: theirs stays.
                 logger.warning("llm-op-guard steps aside at %s: %s", self.name, error)

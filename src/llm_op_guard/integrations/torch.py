@@ -61,7 +61,6 @@ class TorchIntegration:
                 _contracts()[name],
                 _METADATA,
                 replaced=place,
-                scripted=place is None,
             )
 
 

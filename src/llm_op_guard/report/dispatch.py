@@ -12,6 +12,8 @@ from weakref import WeakKeyDictionary
 
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.errors import GUARD_ERRORS, GuardError, GuardWarning
+from llm_op_guard.guard.call import Call
+from llm_op_guard.guard.capture import capture
 from llm_op_guard.guard.context import all_arguments, call_site, tensor_metadata
 from llm_op_guard.guard.guard import Guard
 from llm_op_guard.guard.violation import Violation
@@ -156,10 +158,19 @@ def _action(effective: Policy, violation: Violation) -> Action:
 def _dressed(subject: Subject, violations: list[Violation], arguments: Mapping[str, Any]) -> list[Violation]:
     """The violations with what surrounds them: the arguments are all that there are."""
     caller, tensors = call_site(), tensor_metadata(subject.contract, arguments)
+    call = _captured(subject.contract, arguments, [violation.rule_id for violation in violations])
     return [
-        replace(violation, operator=subject.operator, site=subject.site, call_site=caller, tensors=tensors)
+        replace(violation, operator=subject.operator, site=subject.site, call_site=caller, tensors=tensors, call=call)
         for violation in violations
     ]
+
+
+def _captured(contract: Contract, arguments: Mapping[str, Any], broken: list[str]) -> Call | None:
+    try:
+        return capture(contract, arguments, broken)
+    except Exception:  # arguments that do not even let themselves be described: the diagnosis goes without
+        logger.debug("a call could not be kept as data", exc_info=True)
+        return None
 
 
 def _error(violations: list[Violation]) -> GuardError:

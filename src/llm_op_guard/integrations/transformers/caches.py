@@ -13,6 +13,7 @@ from typing import Any
 
 from llm_op_guard.contract.vocabulary import Function
 from llm_op_guard.guard.functions import numel
+from llm_op_guard.guard.memory import recall
 from llm_op_guard.guard.reading import NotApplicable, attribute, is_a, is_tensor, present
 from llm_op_guard.install.recognise import digest_of
 from llm_op_guard.integrations.transformers.known import Code, KnownCode
@@ -132,6 +133,15 @@ def cache_layers_in_use(cache: Any) -> int:
     return 0
 
 
+def filled_unseen(cache: Any) -> bool:
+    """Whether no guarded model is known to have filled a cache."""
+    try:
+        recall(cache, "filled_by")
+    except NotApplicable:
+        return True
+    return False
+
+
 READERS: dict[Function, Callable[[Any], Any]] = {
     Function(
         "cache_length", "A", (("cache", "owner"),),
@@ -155,6 +165,11 @@ READERS: dict[Function, Callable[[Any], Any]] = {
         "use, nor to layers that keep no tokens",
         eager=True,
     ): cache_layers_in_use,
+    Function(
+        "filled_unseen", "A", (("cache", "owner"),),
+        "no guarded model is known to have filled a Transformers cache",
+        eager=True,
+    ): filled_unseen,
 }  # fmt: skip
 
 

@@ -177,6 +177,24 @@ def runs_every_layer(function: FunctionType) -> bool:
 
 
 @once_for_code
+def hands_cache_on(function: FunctionType) -> bool:
+    """Whether a layer always calls `self.self_attn`, and hands its cache on to it just as it came in."""
+    definition = _syntax(function)
+    if definition is None:
+        return False
+    for statement in definition.body:
+        if any(isinstance(node, ast.Return) for node in ast.walk(statement)):
+            return False
+        match statement:
+            case ast.Assign(value=ast.Call() as call) if fits("self.self_attn", call.func):
+                return any(
+                    _argument(call, name, len(call.args)) == name and not _is_changed(name, definition)
+                    for name in NAMES_OF_CACHE
+                )
+    return False
+
+
+@once_for_code
 def fills_its_layer(function: FunctionType) -> bool:
     """Whether an attention updates the layer `self.layer_idx` of any cache that it is given.
 

@@ -106,10 +106,9 @@ def embedding_width(model: Any) -> int:
 def takes_positions(model: Any) -> bool:
     """Whether each token's `position_ids` turn its queries and keys; raises NotApplicable where that is not known."""
     decoder = _as_generated(model)
-    _table_of_ids(decoder)
     function = _known_forward(decoder)
     rotary = path_value(decoder, "rotary_emb")
-    if path_value(rotary, "_forward_pre_hooks"):
+    if _hooks(_table_of_ids(decoder), _AFTER) or _hooks(rotary, _BEFORE) or _hooks(rotary, _AFTER):
         raise NotApplicable
     if not forwards.rotates_positions(function) or not forwards.embeds_as_given(function):
         raise NotApplicable
@@ -123,29 +122,67 @@ def position_rows(model: Any) -> int:
     decoder = _as_generated(model)
     if not forwards.looks_positions_up(_known_forward(decoder)):
         raise NotApplicable
-    return _rows(_embedding(path_value(decoder, "wpe")))
+    table = _embedding(path_value(decoder, "wpe"))
+    if _hooks(table, _AFTER) or _hooks(_table_of_ids(decoder), _AFTER):
+        raise NotApplicable
+    return _rows(table)
 
 
 def decoder_layers(model: Any) -> int:
     """The layers of a decoder, each of which fills one of its cache; raises NotApplicable where that is not certain."""
-    layers = path_value(model, "layers", "_modules")
-    config = path_value(model, "config", "num_hidden_layers")
-    if type(layers) is not dict or not layers or config != len(layers):
+    layers, count = _layers(model), path_value(model, "config", "num_hidden_layers")
+    if not layers or type(count) is not int or count != len(layers):
         raise NotApplicable
-    attention = path_value(layers.get(str(config - 1)), "self_attn")
-    if not forwards.runs_every_layer(_known_forward(model)) or path_value(attention, "layer_idx") != config - 1:
+    if not forwards.runs_every_layer(_known_forward(model)) or _global_hooks(_BEFORE):
         raise NotApplicable
-    # One that asks for weights may leave it to the forward that it overrides.
-    asked = [_innermost(cls.__dict__["forward"]) for cls in type(attention).__mro__[:-2] if "forward" in cls.__dict__]
-    if _forward(attention) is None or not all(function and forwards.fills_its_layer(function) for function in asked):
-        raise NotApplicable
+    # Every layer may be another one, or somebody's own: here each is looked at, and each pair of classes below, once.
+    kinds: dict[tuple[int, int], tuple[Any, Any]] = {}
+    for index, layer in enumerate(layers):
+        attention = _undisturbed(layer)["_modules"].get("self_attn")
+        layer_idx = _undisturbed(attention).get("layer_idx")
+        if type(layer_idx) is not int or layer_idx != index:
+            raise NotApplicable
+        kinds[id(type(layer)), id(type(attention))] = layer, attention
+    for layer, attention in kinds.values():
+        if not forwards.hands_cache_on(_known_forward(layer)):
+            raise NotApplicable
+        # One that asks for weights may leave it to the forward that it overrides.
+        _known_forward(attention)
+        asked = [_innermost(vars(cls)["forward"]) for cls in type(attention).__mro__[:-2] if "forward" in vars(cls)]
+        if not all(function and forwards.fills_its_layer(function) for function in asked):
+            raise NotApplicable
     return len(layers)
 
 
 def needs_tokens(model: Any) -> bool:
     """Whether a model's attention fails without tokens; raises NotApplicable where that is not certain."""
-    attention = path_value(_as_generated(model), "layers", "_modules", ("0",), "self_attn")
+    decoder = _as_generated(model)
+    layer = next(iter(_layers(decoder)), None)
+    attention = path_value(layer, "self_attn")
+    if _hooks(_table_of_ids(decoder), _AFTER) or _hooks(layer, _BEFORE) or _hooks(attention, _BEFORE):
+        raise NotApplicable
+    if not forwards.hands_cache_on(_known_forward(layer)):
+        raise NotApplicable
     if not forwards.fails_without_tokens(_known_forward(attention)):
+        raise NotApplicable
+    return True
+
+
+def keeps_tokens(model: Any) -> bool:
+    """Whether a causal LM gives logits for each of its tokens; raises NotApplicable where that is not certain."""
+    decoder = _inner(model)
+    takes_positions(decoder)
+    parts = [*_undisturbed(model)["_modules"].values(), *_undisturbed(decoder)["_modules"].values(), *_layers(decoder)]
+    kinds: dict[int, Any] = {}
+    for part in parts:
+        if part is None or _is_list(part):
+            continue
+        if _undisturbed(part).get(_AFTER) and _hooks(part, _AFTER):
+            raise NotApplicable
+        kinds[id(type(part))] = part
+    if _global_hooks(_BEFORE) or _global_hooks(_AFTER):
+        raise NotApplicable
+    if not all(_is_of_library(_known_forward(part)) for part in kinds.values()):
         raise NotApplicable
     return True
 
@@ -199,6 +236,11 @@ READERS: dict[Function, Callable[[Any], Any]] = {
         eager=True,
     ): needs_tokens,
     Function(
+        "keeps_tokens", "A", (("model", "owner"),),
+        "a Transformers causal LM gives logits for each of its tokens; does not apply where that is not known",
+        eager=True,
+    ): keeps_tokens,
+    Function(
         "label_classes", "A", (("model", "owner"),),
         "the classes that the labels of a Transformers causal LM stand for; does not apply to another loss",
         eager=True,
@@ -214,7 +256,7 @@ def _as_generated(model: Any) -> Any:
     if _looks_up(model):
         return model
     inner = _inner(model)
-    if not _prepares_as_usual(model) or path_value(model, "_forward_pre_hooks"):
+    if not _prepares_as_usual(model) or _hooks(model, _BEFORE):
         raise NotApplicable
     return inner
 
@@ -225,7 +267,7 @@ def _inner(model: Any) -> Any:
     inner = path_value(model, prefix) if isinstance(prefix, str) and prefix else UNSET
     if inner is UNSET or not forwards.hands_ids_on(_known_forward(model), prefix):
         raise NotApplicable
-    if path_value(inner, "_forward_pre_hooks") or not _looks_up(inner):
+    if _hooks(inner, _BEFORE) or not _looks_up(inner):
         raise NotApplicable
     return inner
 
@@ -279,7 +321,7 @@ def _child(module: Any, name: str) -> Any:
 
 
 def _embedding(table: Any) -> Any:
-    if path_value(table, "_forward_pre_hooks") or not _takes_ids_as_they_are(_known_forward(table)):
+    if _hooks(table, _BEFORE) or not _takes_ids_as_they_are(_known_forward(table)):
         raise NotApplicable
     return table
 
@@ -292,12 +334,76 @@ def _rows(table: Any) -> int:
     return max(count, rows)
 
 
+def _layers(decoder: Any) -> list[Any]:
+    """The modules that `self.layers` gives in order; raises NotApplicable where a class of its own has a say in it."""
+    layers = path_value(decoder, "layers")
+    if not _is_list(layers):
+        raise NotApplicable
+    return list(path_value(layers, "_modules").values())
+
+
+def _is_list(module: Any) -> bool:
+    return type(module) is path_value(sys.modules.get("torch.nn.modules.container"), "ModuleList")
+
+
+# ---------------------------------------------------------------- hooks
+
+_BEFORE, _AFTER = "_forward_pre_hooks", "_forward_hooks"
+# Its hooks write down what a module returns, and return nothing.
+_OUTPUT_CAPTURING = "transformers.utils.output_capturing"
+
+
+def _hooks(module: Any, when: str) -> bool:
+    """Whether hooks may change what a module is given, or what it returns."""
+    hooks = _own(module).get(when)
+    return (
+        _global_hooks(when)
+        or not isinstance(hooks, dict)
+        or not all(
+            isinstance(hook, FunctionType) and hook.__globals__.get("__name__") == _OUTPUT_CAPTURING
+            for hook in list(hooks.values())
+        )
+    )
+
+
+def _global_hooks(when: str) -> bool:
+    """Whether there are hooks for every module."""
+    return bool(vars(sys.modules["torch.nn.modules.module"]).get(f"_global{when}"))
+
+
+def _undisturbed(module: Any) -> dict[str, Any]:
+    """What a module holds itself; raises NotApplicable where it has hooks before its forward, or a forward, of its own.
+
+    The short way for what is asked of every layer.
+    """
+    own = _own(module)
+    if type(own.get("_modules")) is not dict or own.get(_BEFORE) or "forward" in own:
+        raise NotApplicable
+    return own
+
+
+def _own(module: Any) -> dict[str, Any]:
+    """What a module holds itself, its tables among it."""
+    try:
+        own = module.__dict__
+    except Exception:
+        raise NotApplicable from None
+    if type(own) is not dict:
+        raise NotApplicable
+    return own
+
+
 # ---------------------------------------------------------------- code
 
 
 def _forward(module: Any) -> FunctionType | None:
-    """The innermost forward of a module's class; None where the instance has its own or there is none."""
-    return None if path_value(module, "forward") is not UNSET else _class_function(type(module), "forward")
+    """The innermost forward of a module's class; None where the instance has its own, or is called in another way."""
+    if "forward" in _own(module):
+        return None
+    called = _class_attribute(type(module), "__call__")
+    if not isinstance(called, FunctionType) or called.__globals__.get("__name__") != "torch.nn.modules.module":
+        return None
+    return _class_function(type(module), "forward")
 
 
 def _known_forward(module: Any) -> FunctionType:
@@ -308,13 +414,28 @@ def _known_forward(module: Any) -> FunctionType:
 
 
 def _class_function(cls: type, name: str) -> FunctionType | None:
-    found = next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
+    found = _class_attribute(cls, name)
     return _innermost(found) if isinstance(found, FunctionType) else None
 
 
+def _class_attribute(cls: type, name: str) -> Any:
+    return next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
+
+
 def _innermost(function: FunctionType) -> FunctionType | None:
+    """The function within the library's decorators; None where somebody else's is around it, who may do anything."""
     inner = innermost(function)
+    outer: Any = function
+    while outer is not inner:
+        if not isinstance(outer, FunctionType) or not _is_of_library(outer):
+            return None
+        outer = outer.__wrapped__  # type: ignore[attr-defined]
     return None if isinstance(inner, Refused) else inner
+
+
+def _is_of_library(function: FunctionType) -> bool:
+    package, _, _ = str(function.__globals__.get("__name__")).partition(".")
+    return package in ("transformers", "torch")
 
 
 def _prepares_as_usual(model: Any) -> bool:
@@ -329,11 +450,9 @@ def _digest_in_library(model: Any, name: str) -> str:
     """The digest of a method of a model's class, within decorators of the library and no others."""
     if path_value(model, name) is not UNSET:
         return ""
-    found = next((cls.__dict__[name] for cls in type(model).__mro__ if name in cls.__dict__), None)
+    found = _class_attribute(type(model), name)
     found = found.fget if isinstance(found, property) else found
-    if not isinstance(found, FunctionType) or not str(found.__globals__.get("__name__")).startswith("transformers."):
-        return ""
-    return digest_of(innermost(found))
+    return digest_of(_innermost(found)) if isinstance(found, FunctionType) else ""
 
 
 def _takes_ids_as_they_are(function: FunctionType) -> bool:
