@@ -442,7 +442,7 @@ WRONG = [
     *wrong_widths(MATRICES),
     *(
         Wrong(c, "cos.shape", "cos and sin are of another batch", of_another_batch)
-        for c in (FULL, PARTIAL, HALF, MATRICES)
+        for c in (FULL, OPTIONAL, PARTIAL, HALF, MATRICES)
     ),
     *(
         Wrong(
@@ -451,11 +451,11 @@ WRONG = [
             "tokens stand where unsqueeze_dim says that heads do",
             each(lambda x: x.transpose(1, 2), "q", "k"),
         )
-        for c in (FULL, PARTIAL, HALF)
+        for c in (FULL, OPTIONAL, PARTIAL, HALF)
     ),
     *(
         Wrong(c, "cos.shape", "a table of one column is broadcast without a word", each(lambda x: x[..., :1], *table))
-        for c in (FULL, HALF, X, PATCHES, VISION)
+        for c in (FULL, OPTIONAL, HALF, X, PATCHES, VISION)
     ),
     *(Wrong(c, "k.shape", "", each(lambda x: x[:, :, :2], "k")) for c in (FULL, PARTIAL, HALF, MATRICES)),
     *(

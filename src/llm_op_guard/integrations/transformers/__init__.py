@@ -30,7 +30,6 @@ from llm_op_guard.integrations.transformers.known import LIBRARY
 PARTS = (rope, norms, moe, attention, cache_updates, masks, entry, logits)
 _OTHER_MODULES = frozenset(
     {
-        *attention.INTEGRATIONS,
         cache_updates.CACHE_MODULE,
         entry.GENERATION_MODULE,
         logits.PROCESSORS_MODULE,
@@ -38,9 +37,15 @@ _OTHER_MODULES = frozenset(
     }
 )
 FAMILIES = tuple(family for part in PARTS for family in part.FAMILIES)
+KNOWN = tuple(known for part in (rope, norms, moe, caches, masks, models) for known in part.KNOWN)
+LEFT_OUT = {
+    digest: code
+    for part in (rope, norms, attention, cache_updates, masks, logits)
+    for digest, code in part.LEFT_OUT.items()
+}
 
 
-__all__ = ["FAMILIES", "LIBRARY", "TransformersIntegration", "register"]
+__all__ = ["FAMILIES", "KNOWN", "LEFT_OUT", "LIBRARY", "TransformersIntegration", "register"]
 
 
 class TransformersIntegration:
@@ -53,6 +58,8 @@ class TransformersIntegration:
         if module in _OTHER_MODULES:
             return True
         parent, _, file = module.rpartition(".")
+        if parent == attention.INTEGRATIONS:
+            return True
         # Until version 5 there are models of TensorFlow and Flax beside them.
         return (
             parent.startswith("transformers.models.")
