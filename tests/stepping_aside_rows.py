@@ -24,7 +24,7 @@ CONTRACT = """
     w: T[D] @ dev
     require(D % 2 == 0, id='even')
     require(dense(w), id='dense')
-    require(finite(q), id='finite')
+    require(finite(q[:]), id='finite')
 """
 
 

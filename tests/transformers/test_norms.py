@@ -74,13 +74,13 @@ COLUMNS: dict[str, Call] = {
 }
 
 
-def columns(argument: str, *, whole: str = "silent") -> dict[str, Bad]:
+def columns(argument: str, *, whole: str = "silent", rule: str = "weight_fits") -> dict[str, Bad]:
     """What a weight of D columns does not fit; `whole` is what becomes of whole numbers, "" where they are fine."""
     bad: dict[str, Bad] = {
-        "one column": (lambda: (numbers(B, L, 1),), f"{argument}.shape", "silent"),
-        "two columns": (lambda: (numbers(B, L, 2),), f"{argument}.shape", "error"),
-        "a column less": (lambda: (numbers(B, L, D - 1),), f"{argument}.shape", "error"),
-        "no columns": (lambda: (numbers(B, L, 0),), f"{argument}.shape", "error"),
+        "one column": (lambda: (numbers(B, L, 1),), rule, "silent"),
+        "two columns": (lambda: (numbers(B, L, 2),), rule, "error"),
+        "a column less": (lambda: (numbers(B, L, D - 1),), rule, "error"),
+        "no columns": (lambda: (numbers(B, L, 0),), rule, "error"),
     }
     if whole:
         bad["whole numbers"] = (lambda: (wholes(B, L, D),), f"{argument}.dtype", whole)
@@ -111,7 +111,7 @@ GATED: dict[str, Call] = {
 BAD_GATES: dict[str, Bad] = {
     "a gate of more sequences": (lambda: (numbers(1, L, D), numbers(B, L, D)), "gate_fits", "silent"),
     "a gate of another width": (lambda: (numbers(B, L, D), numbers(B, L, D - 1)), "gate_fits", "error"),
-    "one column": (lambda: (numbers(B, L, 1), numbers(B, L, 1)), "hidden_states.shape", "silent"),
+    "one column": (lambda: (numbers(B, L, 1), numbers(B, L, 1)), "weight_fits", "silent"),
 }
 
 
@@ -167,7 +167,8 @@ RULES: dict[str, Norms] = {
     ),
     "affine_norm_of_x": Norms(("xlstm.xLSTMRMSNorm",), of_width, COLUMNS, columns("x")),
     "affine_norm_of_x with a bias": Norms(
-        ("xlstm.xLSTMRMSNorm",), lambda cls: of_width(cls, use_bias=True, use_weight=False), COLUMNS, columns("x"),
+        ("xlstm.xLSTMRMSNorm",), lambda cls: of_width(cls, use_bias=True, use_weight=False), COLUMNS,
+        columns("x", rule="bias_fits"),
     ),
     "affine_norm_of_x without": Norms(
         ("xlstm.xLSTMRMSNorm",), lambda cls: of_width(cls, use_weight=False), {**COLUMNS, "3 columns": images(B, L, 3)},
@@ -197,7 +198,7 @@ RULES: dict[str, Norms] = {
         {
             "heads": (lambda: (numbers(B, H, L, D),), "hidden_states.shape", "error"),
             "a gate of more sequences": BAD_GATES["a gate of more sequences"],
-            "half the columns": (lambda: (numbers(B, L, D // 2),), "hidden_states.shape", "error"),
+            "half the columns": (lambda: (numbers(B, L, D // 2),), "weight_fits", "error"),
         },
     ),
     "grouped_rms_norm_of_sequences in groups that do not fit": Norms(
@@ -352,8 +353,55 @@ def test_widths(size: int) -> None:
         plain = norm(x)
         with og.installed("transformers"):
             assert same(plain, norm(x))
+            if size == 1:  # one number scales every column
+                norm(numbers(B, L, size + 1))
+                continue
             with pytest.raises(og.GuardError):
                 norm(numbers(B, L, size + 1))
+
+
+# Of weights of the user's own: their shape, that of the input, and whether the result is of that shape.
+WEIGHTS = [
+    ((), (B, L, D), True),
+    ((1,), (B, L, D), True),
+    ((1, D), (B, L, D), True),
+    ((H, 1, D), (B, H, L, D), True),
+    ((L, 1), (B, L, D), True),
+    ((B, 1, 1), (B, L, D), True),
+    ((H, 1, D), (B, 1, L, D), False),
+    ((1, 1, 1, D), (B, L, D), False),
+    ((D,), (B, L, 1), False),
+    ((2,), (B, L, 1), False),
+]
+
+
+@pytest.mark.parametrize(("weight", "given", "fits"), WEIGHTS)
+def test_weights_that_broadcast(weight: tuple[int, ...], given: tuple[int, ...], fits: bool) -> None:
+    for name in ("llama.LlamaRMSNorm", "gemma.GemmaRMSNorm", "t5.T5LayerNorm", "xlstm.xLSTMRMSNorm"):
+        norm, x = class_named(name)(D), numbers(*given)
+        norm.weight = nn.Parameter(torch.rand(weight))
+        plain = norm(x)
+        assert (plain.shape == x.shape) is fits
+        with og.installed("transformers"):
+            if fits:
+                assert same(plain, norm(x))
+                continue
+            with pytest.raises(og.GuardError) as caught:
+                norm(x)
+        (violation,) = caught.value.violations
+        assert violation.rule_id == "weight_fits"
+        assert f"self.weight.shape = {tuple(weight)}" in violation.observed
+
+
+def test_a_weight_of_groups_that_has_another_shape() -> None:
+    norm, x = (
+        of_width(class_named("falcon_h1.FalconH1RMSNormGated"), n_groups=2, norm_before_gate=False),
+        numbers(B, L, D),
+    )
+    norm.weight = nn.Parameter(torch.rand(2, D // 2))
+    plain = norm(x)
+    with og.installed("transformers"):
+        assert same(plain, norm(x))
 
 
 def test_query_and_key_norm() -> None:

@@ -94,6 +94,7 @@ _NAMESPACE: dict[str, Any] = {
     "_parts": reading.parts,
     "_path_value": reading.path_value,
     "_plain": reading.plain,
+    "_there": reading.there,
     "_present": reading.present,
     "_snapshot": reading.snapshot,
     "_tensor_at": reading.tensor_at,

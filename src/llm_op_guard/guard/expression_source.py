@@ -13,7 +13,7 @@ from llm_op_guard.contract.path import Path, path_of
 from llm_op_guard.contract.vocabulary import DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, RAW_KINDS
 from llm_op_guard.guard.names import Names
 from llm_op_guard.guard.plan import Plan
-from llm_op_guard.guard.steps import Given, Match, Step
+from llm_op_guard.guard.steps import Given, Match, Read, Step
 
 Kind = Literal["number", "other"]
 
@@ -24,6 +24,7 @@ _OPERATORS: dict[type[ast.AST], str] = {
     ast.And: "and", ast.Or: "or", ast.USub: "-", ast.UAdd: "+", ast.Not: "not ",
 }  # fmt: skip
 
+_ASPECTS = ("shape", "dtype", "device", "ndim")
 _BREAKING = {ast.Div: "_divide", ast.FloorDiv: "_floor_divide", ast.Mod: "_modulo", ast.Pow: "_power"}
 
 
@@ -70,13 +71,24 @@ class ExpressionWriter:
         possible = self._committed(Path(name))
         return bool(possible) and all(isinstance(a, ScalarType) and a.text in ("int", "float") for a in possible)
 
-    def _rank(self, path: Path) -> int | None:
-        """The rank of a path, where all that it can be here has one and the same."""
-        ranks = {
-            len(a.dims) if isinstance(a, TensorType) and a.dims is not None and a.rest_index is None else None
+    def _tensor_where_there(self, path: Path) -> str | None:
+        """The source of a path of several steps that has been read, and found to be a tensor or not there."""
+        here = {*self.given, *(Given(s.fact, True) for s in self.done if isinstance(s, Read) and s.path == path)}
+        declared = [
+            s for s in self.done if isinstance(s, Match) and s.path == path and s.certain and set(s.given) <= here
+        ]
+        if not any(all(isinstance(a, TensorType | Like) for a in step.type.alternatives) for step in declared):
+            return None
+        self.fallible = True
+        return f"_there({self.names.path(path)})"
+
+    def _least_rank(self, path: Path) -> int:
+        """The dimensions that a path has at least, whatever it can be here."""
+        ranks = [
+            len(a.dims) - (a.rest_index is not None) if isinstance(a, TensorType) and a.dims is not None else 0
             for a in self._committed(path)
-        }
-        return ranks.pop() if len(ranks) == 1 else None
+        ]
+        return min(ranks, default=0)
 
     def _committed(self, path: Path) -> list[object]:
         """The alternatives that a path can be here; it is one of them."""
@@ -314,12 +326,14 @@ class ExpressionWriter:
                 return self._constant(name) if name in self.contract.constants else self.names.own(name)
             case ast.Attribute(value=owner, attr=attr):
                 path = path_of(owner)
-                if path is not None and self.is_tensor(path) and attr in ("shape", "dtype", "device", "ndim"):
+                if path is not None and self.is_tensor(path) and attr in _ASPECTS:
                     if attr == "ndim" and path in self.tested and path not in self.shapes:
                         # The shape is read for its length and kept: its sizes are wanted next.
                         self.shapes.add(path)
                         return f"len({self.names.aspect(path, 'shape')} := {self.names.path(path)}.shape)"
                     return f"{self.names.path(path)}.{attr}"
+                if path is not None and attr in _ASPECTS and (there := self._tensor_where_there(path)):
+                    return f"{there}.{attr}"
                 self.fallible = True
                 return f"_attribute({self._raw(owner)}, {attr!r})"
             case ast.Subscript(value=owner, slice=key):
@@ -363,14 +377,13 @@ class ExpressionWriter:
         match node:
             case ast.Attribute(value=owner, attr=attr):
                 path = path_of(owner)
-                if path is not None and self.is_tensor(path) and attr in ("shape", "dtype", "device", "ndim"):
+                if path is not None and attr in _ASPECTS and (self.is_tensor(path) or self._tensor_where_there(path)):
                     return self._raw(node), "number" if attr == "ndim" else "other"
             case ast.Subscript(value=ast.Attribute(attr="shape")) if (whole := path_of(node)) is not None:
                 path, index = Path(whole.root, whole.steps[:-2]), whole.steps[-1][0]
-                if self.is_tensor(path) and isinstance(index, int):
-                    rank = self._rank(path)
-                    if rank is not None and -rank <= index < rank:
-                        return f"{self.names.path(path)}.shape[{index}]", "number"
+                rank = self._least_rank(path) if self.is_tensor(path) else 0
+                if isinstance(index, int) and -rank <= index < rank:
+                    return f"{self.names.path(path)}.shape[{index}]", "number"
         self.fallible = True
         return f"_plain({self._raw(node)})", "other"
 

@@ -269,6 +269,30 @@ def part(x: Any, *index: Any) -> Any:
         raise NotApplicable from None
 
 
+def require_readable(x: Any) -> None:
+    """Raise NotApplicable unless the values of `x` exist and may be read without disturbing anybody.
+
+    That excludes meta, fake, functorch-wrapped, sparse, nested, quantised and subclassed tensors, anything while a
+    program is traced or compiled, and CUDA tensors while their stream is captured into a graph.
+    """
+    if not is_tensor(x):
+        raise NotApplicable
+    torch = sys.modules["torch"]
+    if type(x) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        raise NotApplicable
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        raise NotApplicable
+    # Whoever watches or replaces operations (make_fx, fake tensors, counters) must not see ours.
+    if torch._C._len_torch_dispatch_stack():
+        raise NotApplicable
+    if x.layout != torch.strided or x.device.type == "meta" or x.is_nested or x.is_quantized:
+        raise NotApplicable
+    if torch._C._functorch.is_functorch_wrapped_tensor(x):
+        raise NotApplicable
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise NotApplicable
+
+
 def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function, whose operations on tensors no TorchFunctionMode sees or replaces."""
 
@@ -285,6 +309,7 @@ def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @unseen
 def _taken(x: Any, index: tuple[Any, ...]) -> Any:
+    require_readable(x)  # taking a part is an operation, too
     return x[tuple(map(_bounded, index))]
 
 
@@ -431,6 +456,13 @@ def snapshot(owner: Any, *steps: str | tuple[str | int]) -> Snapshot | None:
 def known(value: Any) -> Any:
     """A symbol or assigned name that may have no value; raises NotApplicable where it has none."""
     if value is None:
+        raise NotApplicable
+    return value
+
+
+def there(value: Any) -> Any:
+    """What was read at a path; raises NotApplicable where there is nothing."""
+    if value is _UNSET:
         raise NotApplicable
     return value
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from llm_op_guard.guard.functions import Element, Located, Locator
-from llm_op_guard.guard.reading import unseen
+from llm_op_guard.guard.reading import require_readable, unseen
 from llm_op_guard.values import plain
 
 
@@ -49,7 +49,7 @@ def falling(x: Any) -> Located | None:
 
 def repeated(x: Any) -> Located | None:
     """The first element that stood before, and where it did."""
-    plain.require_readable(x)
+    require_readable(x)
     flat = plain.comparable(x)[0].reshape(-1)
     ordered, order = flat.sort(stable=True)
     repeats = order[1:][ordered[1:] == ordered[:-1]]
@@ -73,8 +73,8 @@ def dead_row(mask: Any) -> Located | None:
 
 def unequal(a: Any, b: Any, where: Any = None) -> Located | None:
     """The first two elements that differ; None where the shapes or devices do."""
-    plain.require_readable(a)
-    plain.require_readable(b)
+    require_readable(a)
+    require_readable(b)
     if a.shape != b.shape or a.device != b.device:
         return None
     differ = plain.unequal(a, b, where)
@@ -147,7 +147,7 @@ def _extreme(x: Any, *values: Any) -> Located | None:
 
 
 def _corner(x: Any, at_end: bool) -> Located | None:
-    plain.require_readable(x)
+    require_readable(x)
     if x.numel() == 0:
         return None
     return Located((_at("x", x, tuple(size - 1 if at_end else 0 for size in x.shape)),), 1, x.numel())

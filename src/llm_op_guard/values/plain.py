@@ -10,30 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from llm_op_guard.guard.reading import NotApplicable, is_tensor, unseen
-
-
-def require_readable(x: Any) -> None:
-    """Raise NotApplicable unless the values of `x` exist and may be read without disturbing anybody.
-
-    That excludes meta, fake, functorch-wrapped, sparse, nested, quantised and subclassed tensors, anything while a
-    program is traced or compiled, and CUDA tensors while their stream is captured into a graph.
-    """
-    import torch  # noqa: PLC0415 - the user's torch; loaded by the time a tensor exists
-
-    if not is_tensor(x) or type(x) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-        raise NotApplicable
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-        raise NotApplicable
-    # Whoever watches or replaces operations (make_fx, fake tensors, counters) must not see ours.
-    if torch._C._len_torch_dispatch_stack():
-        raise NotApplicable
-    if x.layout != torch.strided or x.device.type == "meta" or x.is_nested or x.is_quantized:
-        raise NotApplicable
-    if torch._C._functorch.is_functorch_wrapped_tensor(x):
-        raise NotApplicable
-    if x.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise NotApplicable
+from llm_op_guard.guard.reading import NotApplicable, require_readable, unseen
 
 
 def finite(x: Any) -> bool:

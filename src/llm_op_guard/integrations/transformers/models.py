@@ -335,7 +335,7 @@ def _rows(table: Any) -> int:
 
 
 def _layers(decoder: Any) -> list[Any]:
-    """The modules that `self.layers` gives in order; raises NotApplicable where a class of its own has a say in it."""
+    """The modules that `self.layers` gives in order; raises NotApplicable where its class has a say in that."""
     layers = path_value(decoder, "layers")
     if not _is_list(layers):
         raise NotApplicable
@@ -397,7 +397,7 @@ def _own(module: Any) -> dict[str, Any]:
 
 
 def _forward(module: Any) -> FunctionType | None:
-    """The innermost forward of a module's class; None where the instance has its own, or is called in another way."""
+    """The innermost forward of a class; None where the instance has its own, or it is called in another way."""
     if "forward" in _own(module):
         return None
     called = _class_attribute(type(module), "__call__")
