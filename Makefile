@@ -15,11 +15,13 @@ CONTRACTS := $(wildcard src/llm_op_guard/contracts/*/*.contract tests/yardstick/
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test zoo transformers-suites test-transformers-4 lint format types bench docs support support-check support-draft clean
+.PHONY: help demo test browser zoo inject transformers-suites test-transformers-4 lint format types bench docs support support-check support-draft clean
 help:
 	@echo "make demo    a tiny Llama with and without guards, then bad inputs side by side"
 	@echo "make test    the tests                           make zoo     every model type of Transformers, guarded and not"
-	@echo "make lint    ruff check and format check        make format  apply both"
+	@echo "make inject  broken calls made from every contract, guarded and not: docs/injection.md"
+	@echo "make lint    ruff, fmt and check of contracts   make format  apply what can be applied"
+	@echo "make browser the pages of reports in Chromium"
 	@echo "make types   mypy --strict                      make bench   the benchmarks"
 	@echo "make docs    write the generated parts anew     make clean   remove .venv and caches"
 	@echo "make test-transformers-4    the tests of the Transformers contracts with Transformers $(TRANSFORMERS_4)"
@@ -33,6 +35,9 @@ demo: $(READY)
 test: $(READY)
 	@$(BIN)/python -m pytest
 
+browser: $(VENV)/.browser
+	@$(BIN)/python -m pytest -m browser tests/browser
+
 test-transformers-4: .venv-$(TRANSFORMERS_4)/.ready
 	@.venv-$(TRANSFORMERS_4)/bin/python -m pytest tests/transformers tests/test_transformers_support.py
 
@@ -44,10 +49,15 @@ zoo: $(READY)
 transformers-suites: $(READY) $(SDIST)/.ready
 	@$(BIN)/python tests/suites/suites.py $(SDIST) $(SUITES)
 
+# For example: make inject INJECT="norm:rms_norm --seed 1"
+inject: $(READY)
+	@$(BIN)/python -m llm_op_guard inject $(or $(INJECT),--all)
+
 lint: $(READY)
 	@$(BIN)/ruff check $(CODE)
 	@$(BIN)/ruff format --check $(CODE)
 	@$(BIN)/python -m llm_op_guard fmt --check $(CONTRACTS)
+	@$(BIN)/python -m llm_op_guard check --strict $(CONTRACTS)
 
 format: $(READY)
 	@$(BIN)/ruff check --fix $(CODE)
@@ -61,6 +71,7 @@ bench: $(READY)
 	@$(BIN)/python benchmarks/rope_class_a.py
 	@$(BIN)/python benchmarks/patching.py
 	@$(BIN)/python benchmarks/decode_step.py
+	@$(BIN)/python benchmarks/ledger.py
 
 docs: $(READY)
 	@$(BIN)/python scripts/language_reference.py
@@ -90,6 +101,11 @@ $(READY): pyproject.toml constraints-dev.txt
 	@$(BIN)/python -m pip install --quiet --constraint constraints-dev.txt --editable '.[dev,transformers]'
 	@touch $(READY)
 	@echo "$(VENV) is ready"
+
+# What drives the Chromium that is installed: apt-get install chromium.
+$(VENV)/.browser: $(READY)
+	@$(BIN)/python -m pip install --quiet --constraint constraints-dev.txt --editable '.[browser]'
+	@touch $@
 
 # Another Transformers and what it needs of its own; the rest, torch included, is that of .venv.
 .venv-%/.ready: $(READY)

@@ -11,7 +11,7 @@ import pytest
 
 import llm_op_guard as og
 from llm_op_guard.api import forget_surroundings
-from llm_op_guard.policy import ENVIRONMENT_VARIABLE, INSTALL_VARIABLE, RECORD_VARIABLE, reset
+from llm_op_guard.policy import ENVIRONMENT_VARIABLE, INSTALL_VARIABLE, RECORD_VARIABLE, TRACK_VARIABLE, reset
 
 # The two cores that the suite is made for: more threads only wait for each other on tensors this small.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -33,7 +33,7 @@ TINY = {
 @pytest.fixture(autouse=True)
 def clean_slate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No guards, the default policy, an empty record; whatever a test leaves behind is taken away."""
-    for variable in (ENVIRONMENT_VARIABLE, INSTALL_VARIABLE, RECORD_VARIABLE):
+    for variable in (ENVIRONMENT_VARIABLE, INSTALL_VARIABLE, RECORD_VARIABLE, TRACK_VARIABLE):
         monkeypatch.delenv(variable, raising=False)
     _forget()
     yield

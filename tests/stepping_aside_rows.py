@@ -81,6 +81,14 @@ class Subclass(torch.Tensor):
     pass
 
 
+class OfItsOwn(torch.Tensor):
+    """Says itself what torch's functions do with it, as `torch.nn.attention.bias.CausalBias`."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
 class Watching(TorchDispatchMode):
     """Sees every operation."""
 
@@ -261,6 +269,9 @@ ROWS = [
         distributed),
     Row("tensor subclasses", True, False, "what their operations mean is their own business",
         lambda f, q, w: f(q.as_subclass(Subclass), w).as_subclass(torch.Tensor)),
+    Row("tensor subclasses with a `__torch_function__` of their own", False, False,
+        "they say themselves what torch's functions mean, and what their shape is of (`CausalBias`)",
+        lambda f, q, w: f(q.as_subclass(OfItsOwn), w).as_subclass(torch.Tensor)),
     Row("meta tensors", True, False, "they have no values",
         lambda f, q, w: [*f(q.to("meta"), w.to("meta")).shape]),
     Row("sparse tensors, COO", True, False, "they have no strides, so rules about these do not apply either",

@@ -159,7 +159,7 @@ def test_an_empty_no_color_refuses_nothing() -> None:
 
 # ---------------------------------------------------------------- check
 
-GOOD = "def f(x, y):\n    x: floating[B, D]\n    y: like(x)\n    require(D % 2 == 0)\n\ndef g(x):\n    x: int\n"
+GOOD = "def f(x, y):\n    x: floating[_, D]\n    y: like(x)\n    require(D % 2 == 0)\n\ndef g(x):\n    x: int\n"
 BAD = "def f(x):\n    x: floting[B]\n"
 
 
@@ -365,9 +365,75 @@ def test_check_of_what_is_no_contract(content: bytes, tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
+WORDY = "def f(x):\n    x: any[_, D]\n    require(D > 4)\n    require(D > 2, id='few')\n"
+
+
+def test_check_warns_of_what_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from llm_op_guard.cli import main
+
+    file = tmp_path / "wordy.contract"
+    file.write_text(WORDY)
+    said = (
+        f"{file}:4:13: warning: the rule 'few' says nothing new: D > 2, while D > 4 is required in line 3\n"
+        "        require(D > 2, id='few')\n"
+        "                ^\n"
+        f"{file}: 1 contract, 4 rules, 1 warning\n"
+    )
+    assert main(["check", str(file)]) == 0
+    assert capsys.readouterr() == (said, "")
+    assert main(["check", "--strict", str(file)]) == 1
+    assert capsys.readouterr() == (said, "")
+    good = program(tmp_path, GOOD, "good.contract")
+    assert main(["check", "--strict", str(good)]) == 0
+
+
+def test_check_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from llm_op_guard.cli import main
+
+    wordy, bad = tmp_path / "wordy.contract", program(tmp_path, BAD, "bad.contract")
+    wordy.write_text(WORDY)
+    assert main(["check", "--json", str(wordy), str(bad), "nowhere.contract"]) == 2
+    out, complaint = capsys.readouterr()
+    assert "cannot read nowhere.contract" in complaint
+    assert json.loads(out)["files"] == [
+        {
+            "file": str(wordy),
+            "contracts": 1,
+            "rules": 4,
+            "error": None,
+            "warnings": [
+                {
+                    "kind": "redundant",
+                    "contract": "f",
+                    "rule": "few",
+                    "problem": "the rule 'few' says nothing new: D > 2, while D > 4 is required in line 3",
+                    "file": str(wordy),
+                    "line": 4,
+                    "column": 13,
+                    "text": "    require(D > 2, id='few')",
+                }
+            ],
+        },
+        {
+            "file": str(bad),
+            "contracts": 0,
+            "rules": 0,
+            "error": {"problem": "unknown type 'floting'; did you mean 'floating'?", "line": 2, "column": 8},
+            "warnings": [],
+        },
+        {
+            "file": "nowhere.contract",
+            "contracts": 0,
+            "rules": 0,
+            "error": {"problem": "No such file or directory"},
+            "warnings": [],
+        },
+    ]
+
+
 def test_the_shipped_contracts_are_right() -> None:
     files = sorted((Path(llm_op_guard.__file__).parent / "contracts").rglob("*.contract"))
-    done = command("check", *files)
+    done = command("check", "--strict", *files)
     assert done.returncode == 0
     assert len(done.stdout.splitlines()) == len(files) > 0
 

@@ -11,6 +11,7 @@ import pytest
 
 import llm_op_guard as og
 from llm_op_guard.contract.parse import parse_body
+from llm_op_guard.contract.review import review
 from llm_op_guard.contract.vocabulary import FUNCTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,15 +38,15 @@ def test_every_table_has_a_place(script: ModuleType) -> None:
     assert set(re.findall(r"<!-- table: ([a-z ]+) -->", page)) == set(script.callables_tables())
 
 
-def refused(script: ModuleType) -> list[tuple[str, str]]:
-    """The contracts that the page says are refused, each with the problem."""
-    section = script.PAGE.read_text(encoding="utf-8").partition("## Refused at load")[2].partition("\n## ")[0]
+def rows_of(script: ModuleType, heading: str) -> list[tuple[str, str]]:
+    """The contracts that a section of the page shows, each with what is said of it."""
+    section = script.PAGE.read_text(encoding="utf-8").partition(f"## {heading}")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(.+?)` \| (.+) \|$", section, re.MULTILINE)
     return [(body.replace("\\|", "|"), problem.replace("\\|", "|")) for body, problem in rows]
 
 
 def test_what_the_page_says_is_refused_is(script: ModuleType) -> None:
-    rows = refused(script)
+    rows = rows_of(script, "Refused at load")
     assert len(rows) > 15
     for body, problem in rows:
         with pytest.raises(og.ContractError) as caught:
@@ -61,6 +62,14 @@ def test_what_the_page_says_is_not_refused_is_not(script: ModuleType) -> None:
         assert parse_body(body, "operator", ("x", "n")).rules
     with pytest.raises(og.ContractError, match="no call can keep this: n < 4"):
         parse_body(f"n: int; {bodies[1]}", "operator", ("x", "n"))
+
+
+def test_what_the_page_says_is_warned_of_is(script: ModuleType) -> None:
+    rows = rows_of(script, "Warned of by check")
+    assert len(rows) > 8
+    for body, problem in rows:
+        contract = parse_body(body, "operator", ("x", "y", "n", "mode"))
+        assert [finding.problem for finding in review({"operator": contract})] == [problem], body
 
 
 def test_every_function_is_there(script: ModuleType) -> None:

@@ -16,7 +16,7 @@ import pytest
 import transformers
 
 import llm_op_guard as og
-from llm_op_guard.integrations.transformers import FAMILIES
+from llm_op_guard.integrations.transformers import FAMILIES, LEFT_OUT
 from llm_op_guard.integrations.transformers.known import Code
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -84,6 +84,30 @@ def test_the_tables_count(found: Any) -> None:
     assert "fingerprint" not in text
 
 
+def test_contracts_and_what_forwards_show_are_counted(found: Any) -> None:
+    text = script.tables(found, {})[found.version]
+    norms = sum(place.contract == "norm:rms_norm" for place in found.places)
+    assert norms and f"| norm:rms_norm | {norms} |" in text
+    facts = dict(found.facts)
+    assert facts["runs_every_layer"] == 1 and f"| table_of_ids | {facts['table_of_ids']} |" in text
+    nothing = script.tables(dataclasses.replace(found, facts=()), {})[found.version]
+    assert "| table_of_ids | 0 |" in nothing
+
+
+def test_a_number_that_has_fallen_is_named(found: Any) -> None:
+    before = script.tables(found, {})[found.version]
+    assert list(script.fallen(before, before)) == []
+    one = next(place for place in found.places if place.contract == "norm:rms_norm")
+    places = tuple(place for place in found.places if place is not one)
+    fewer = dataclasses.replace(found, places=places, facts=(("runs_every_layer", 1),))
+    after = script.tables(fewer, {})[found.version]
+    told = list(script.fallen(before, after))
+    assert f"table_of_ids fell from {dict(found.facts)['table_of_ids']} to 0" in told
+    assert not any(line.startswith("runs_every_layer") for line in told)
+    assert any(line.startswith("norm:rms_norm fell from 1 to 0") for line in told)
+    assert list(script.fallen(after, before)) == []
+
+
 def test_a_python_that_cannot_look_says_so() -> None:
     with pytest.raises(RuntimeError, match="could not look through its Transformers"):
         script.survey("/bin/false")
@@ -108,6 +132,31 @@ def test_versions_that_are_not_true() -> None:
     assert version not in right[other]
     refused = dataclasses.replace(place, contract="", reason="for another reason")
     assert script.untrue(script.Survey("5.100.0", (refused,), ())) == {}
+
+
+def test_a_candidate_of_a_release_comes_before_it() -> None:
+    one = next(iter(FAMILIES[0].code))
+    place = script.Place("rope", ROPE, FAMILIES[0].contract, "", one, "")
+    right = script.untrue(script.Survey("5.25.0rc1", (place,), ()))
+    assert right[one][-1] == "5.25.0rc1"
+
+
+def test_known_code_that_is_no_family_has_true_versions_too(found: Any) -> None:
+    rotary = next(place for place in found.beside if place.site.endswith("LlamaRotaryEmbedding.forward"))
+    assert (rotary.part, rotary.contract, rotary.reason) == ("models: angles of positions", "", "")
+    alone = script.Survey("5.100.0", (), (), (rotary,))
+    assert script.untrue(alone) == {rotary.digest: ("5.24.0", "5.100.0")}
+    version = "5.24.0"
+    gone = script.untrue(script.Survey(version, (), (), ()))
+    assert gone[rotary.digest] == ()
+    left_out = next(digest for digest, code in LEFT_OUT.items() if code.versions == (version,))
+    refused = script.Place("norms", "somewhere", "", LEFT_OUT[left_out].reason, left_out, "")
+    assert gone[left_out] == () and left_out not in script.untrue(script.Survey(version, (refused,), ()))
+
+
+def test_code_that_is_known_for_two_reasons_is_known_once() -> None:
+    digests = [digest for _, digest, _ in script.known_code()]
+    assert sorted(digests) == sorted(set(digests))
 
 
 def test_versions_are_written_where_the_code_stands() -> None:
@@ -172,6 +221,20 @@ def test_what_is_refused_beside_too_is_left_out(found: Any) -> None:
     both = dataclasses.replace(beside, places=(*beside.places, *new.places))
     assert [line for line in script.draft(new, both) if line] == [
         "\nleft out: 1 sites whose code is refused in 5.24.0 too"
+    ]
+
+
+def test_code_that_contracts_ask_about_is_drafted_too(found: Any) -> None:
+    rotary = next(place for place in found.beside if place.site.endswith("LlamaRotaryEmbedding.forward"))
+    new = dataclasses.replace(rotary, digest="0123456789abcdef", reason="unknown (fingerprint 0123456789abcdef)")
+    beside = script.Survey("5.24.0", (), (), found.beside)
+    lines = [line.strip() for line in script.draft(script.Survey("9.9.9", (), (), (new,)), beside)]
+    assert f"models: angles of positions 0123456789abcdef: 1 sites, llama; {rotary.site}" in lines
+    assert f"most like models: angles of positions {rotary.digest}, 100%: {rotary.site}" in lines
+    assert any(line.startswith('"0123456789abcdef": Code("llama: ...", versions=("9.9.9",))') for line in lines)
+    known = list(script.draft(script.Survey("9.9.9", (), (), (rotary,)), None))
+    assert known == [
+        f"models: angles of positions {rotary.digest}: the same code, 1 sites; make support adds the version"
     ]
 
 

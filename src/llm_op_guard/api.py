@@ -20,7 +20,7 @@ from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.parse import dedented, docstring_section, parse_body, parse_stubs, read_text, stub_signature
 from llm_op_guard.contract.source import Source
 from llm_op_guard.errors import ContractError, GuardWarning, InstallError, LlmOpGuardError
-from llm_op_guard.guard import functions, memory
+from llm_op_guard.guard import functions, ledger, memory
 from llm_op_guard.guard.guard import Guard
 from llm_op_guard.guard.plan import check_order, plan_check
 from llm_op_guard.ingress import Ingress
@@ -40,6 +40,7 @@ from llm_op_guard.policy import (
     libraries_to_install,
     on_change,
     record_file,
+    tracks,
 )
 from llm_op_guard.report.dispatch import Dispatcher
 from llm_op_guard.report.record import Record
@@ -353,6 +354,11 @@ def status() -> Report:
     return _report(tuple(_installers))
 
 
+def integrations() -> list[Integration]:
+    """What finds the operators of each library."""
+    return [make() for make in _INTEGRATIONS.values()]
+
+
 def known_libraries() -> tuple[str, ...]:
     """The libraries that `install` knows."""
     return tuple(_INTEGRATIONS)
@@ -427,6 +433,17 @@ def record_to(path: str | os.PathLike[str] | None, *, max_records: int = 10_000,
         former.close()
 
 
+def track(*, on: bool = True) -> None:
+    """Have violations say where their tensor was last seen: `violation.last_seen`, and a line of the message.
+
+    Guards then note weakly which tensors go into the calls of a thread and come out. It costs; docs/production.md.
+    """
+    global _track_read  # noqa: PLW0603 - the program has the last word
+    _track_read = True
+    ledger.switch(on=on)
+    _adjust()
+
+
 def waive(rule: str, *, site: str, reason: str, until: str | datetime.date | None = None) -> Waiver:
     """Let one rule be broken at one site: recorded, marked as waived, and neither raised nor warned of.
 
@@ -444,6 +461,7 @@ def waivers() -> list[Waiver]:
 
 
 _environment_read = False
+_track_read = False
 
 
 def _read_surroundings() -> None:
@@ -451,6 +469,8 @@ def _read_surroundings() -> None:
     _waivers.read_file()
     if not _environment_read and (path := record_file()) is not None:
         record_to(path)
+    if not _track_read and tracks():
+        track()
 
 
 def install_from_environment() -> None:
@@ -464,8 +484,10 @@ def install_from_environment() -> None:
 
 
 def forget_surroundings() -> None:
-    """End recording, forget all waivers, read pyproject.toml and the environment again; for tests."""
-    global _environment_read  # noqa: PLW0603
+    """End recording and tracking, forget all waivers, read pyproject.toml and the environment again; for tests."""
+    global _environment_read, _track_read  # noqa: PLW0603
     record_to(None)
+    track(on=False)
+    _track_read = False
     _waivers.clear()
     _environment_read = False

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from llm_op_guard import api
 from llm_op_guard.contract.expressions import suggestion
 from llm_op_guard.contract.json_form import to_json
 from llm_op_guard.contract.json_schema import json_schema
 from llm_op_guard.contract.model import Assign, Contract, Expr, Remember, Rule
+from llm_op_guard.errors import InstallError
+from llm_op_guard.install.callables import beneath
 from llm_op_guard.report.overview import render_table
 from llm_op_guard.report.terminal import Terminal
 
@@ -35,28 +39,63 @@ def main(out: Terminal, complaints: Terminal, wanted: str | None, *, as_json: bo
     ContractError for a file that is wrong.
     """
     contracts = shipped()
-    if wanted is None:
-        chosen = contracts
-    else:
-        chosen = {n: c for n, c in contracts.items() if wanted in (n, n.partition("/")[2], c.name)} or _of_file(wanted)
-    if not chosen:
+    selected = contracts if wanted is None else chosen(wanted, contracts)
+    if not selected:
         names = [*contracts, *(contract.name for contract in contracts.values())]
         near = suggestion(str(wanted), names)
         complaints.error(f"there is no contract or file {wanted!r}{near}; llm-op-guard contracts lists the contracts")
         return False
     if as_json:
-        out.line(json.dumps(to_json(chosen), indent=2))
+        out.line(json.dumps(to_json(selected), indent=2))
     elif wanted is None:
-        rows = [_row(name, contract) for name, contract in chosen.items()]
+        rows = [_row(name, contract) for name, contract in selected.items()]
         out.line(render_table([("contract", "rules", "class", "about"), *rows]))
     else:
-        out.line("\n\n".join(_shown(name, contract) for name, contract in chosen.items()))
+        out.line("\n\n".join(_shown(name, contract) for name, contract in selected.items()))
     return True
 
 
 def show_schema(out: Terminal) -> None:
     """Write the JSON Schema of the JSON form."""
     out.line(json.dumps(json_schema(), indent=2))
+
+
+def chosen(wanted: str, contracts: dict[str, Contract]) -> dict[str, Contract]:
+    """Those that `wanted` names: an operator, a contract as it is listed, or a FILE, or FILE:OPERATOR.
+
+    Raises ContractError for a file that is wrong.
+    """
+    named = {n: c for n, c in contracts.items() if wanted in (n, n.partition("/")[2], c.name)}
+    return named or _of_file(wanted)
+
+
+def contract_of(target: Any) -> Contract | None:
+    """The contract that something guarded is held to; None for anything else."""
+    try:
+        function, _ = beneath(target)
+    except TypeError:
+        return None
+    return next((site.guard.contract for site in api.sites() if site.function is function), None)
+
+
+def guarded(target: str) -> tuple[Contract | None, Any]:
+    """The contract of MODULE:FUNCTION and the function; (None, None) for a target that is not spelt so.
+
+    Raises InstallError where the module cannot be imported, or holds nothing guarded of that name.
+    """
+    module, _, name = target.partition(":")
+    if not name or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
+        return None, None
+    try:
+        found: Any = importlib.import_module(module)
+    except ImportError as error:
+        raise InstallError(f"cannot import {module}: {error}") from None
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    contract = contract_of(found)
+    if contract is None:
+        raise InstallError(f"{target} is nothing that og.guard has guarded")
+    return contract, found
 
 
 def _of_file(wanted: str) -> dict[str, Contract]:

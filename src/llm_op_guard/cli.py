@@ -8,8 +8,9 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from llm_op_guard import __version__, catalogue, checking, demo, doctor, formatting, run
+from llm_op_guard import __version__, catalogue, checking, demo, doctor, formatting, injecting, replaying, run
 from llm_op_guard.errors import LlmOpGuardError
 from llm_op_guard.policy import OFF, Policy, current
 from llm_op_guard.report import digest
@@ -21,8 +22,8 @@ OK, FAILED, MISUSED, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit code.
 
-    0: yes. 1: no (a contract is wrong, nothing is guarded, a bad input was not stopped). 2: the command was not given
-    what it needs. `run` has the exit code of the program that it runs.
+    0: yes. 1: no (a contract is wrong, or warned of under --strict; nothing is guarded, a bad input was not stopped).
+    2: the command was not given what it needs. `run` has the exit code of the program that it runs.
     """
     try:
         arguments = _parser().parse_args(argv)
@@ -79,7 +80,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("modules", metavar="MODULE", nargs="*", help="modules to load and look at")
     command.set_defaults(command=_doctor)
 
-    command = commands.add_parser("check", help="read contract files and say whether they are right")
+    command = commands.add_parser("check", help="read contract files: whether they are right, and what says nothing")
+    command.add_argument("--strict", action="store_true", help="fail for warnings, too")
+    command.add_argument("--json", dest="as_json", action="store_true", help="as JSON, for programs")
     command.add_argument("files", metavar="FILE", nargs="+")
     command.set_defaults(command=_check)
 
@@ -97,11 +100,48 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.set_defaults(command=_contracts)
 
+    _add_proof(commands)
+
     command = commands.add_parser("report", help="what the files of `run --record` and LLM_OP_GUARD_RECORD say")
     command.add_argument("--json", dest="as_json", action="store_true", help="as JSON, for programs")
+    command.add_argument("--html", dest="html_file", type=_page, metavar="FILE.html", help="write it as a page too")
     command.add_argument("files", metavar="FILE", nargs="+", help="with its rotated ones: guards.jsonl*")
     command.set_defaults(command=_report)
     return parser
+
+
+def _add_proof(commands: Any) -> None:
+    """The commands that make calls: `inject` and `replay`."""
+    command = commands.add_parser("inject", help="calls made from contracts, valid and broken, with guards and without")
+    command.add_argument(
+        "target", metavar="TARGET", nargs="?", help="a shipped contract, a FILE, FILE:OPERATOR, or MODULE:FUNCTION"
+    )
+    command.add_argument("--all", dest="every", action="store_true", help="every shipped contract")
+    command.add_argument("--seed", type=int, default=0, help="what all calls are made from (default: %(default)s)")
+    command.add_argument("--case", metavar="ID", help="this mutant alone, in full")
+    command.add_argument(
+        "--valid",
+        type=_positive,
+        default=injecting.VALID,
+        metavar="N",
+        help="valid calls (default: %(default)s)",
+    )
+    command.add_argument("--jobs", type=_positive, metavar="N", help="processes (default: one for each core)")
+    command.add_argument("--json", dest="json_file", metavar="FILE", help="write all that was found as JSON")
+    command.add_argument("--junit", dest="junit_file", metavar="FILE", help="write the cases as JUnit's XML")
+    command.add_argument("--html", dest="html_file", type=_page, metavar="FILE.html", help="write it as a page")
+    command.set_defaults(command=_inject)
+
+    command = commands.add_parser("replay", help="a violation again, from its capsule")
+    command.add_argument("file", metavar="FILE", help="a capsule, or a file of `run --record` (its first violation)")
+    command.add_argument(
+        "--contract", metavar="NAME", help="where it is not shipped: FILE, FILE:OPERATOR, MODULE:FUNCTION"
+    )
+    command.add_argument("--unguarded", action="store_true", help="show too what happens without a guard")
+    form = command.add_mutually_exclusive_group()
+    form.add_argument("--pytest", dest="as_test", action="store_true", help="write a test instead")
+    form.add_argument("--script", dest="as_script", action="store_true", help="write a small program instead")
+    command.set_defaults(command=_replay)
 
 
 def _demo(_: argparse.Namespace) -> int:
@@ -128,8 +168,10 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    wrong, unreadable = checking.main(Terminal(sys.stdout), Terminal(sys.stderr), arguments.files)
-    return MISUSED if unreadable else FAILED if wrong else OK
+    found = checking.main(Terminal(sys.stdout), Terminal(sys.stderr), arguments.files, as_json=arguments.as_json)
+    if found.unreadable:
+        return MISUSED
+    return FAILED if found.wrong or (arguments.strict and found.warnings) else OK
 
 
 def _fmt(arguments: argparse.Namespace) -> int:
@@ -147,8 +189,48 @@ def _contracts(arguments: argparse.Namespace) -> int:
     return OK if catalogue.main(out, Terminal(sys.stderr), arguments.name, as_json=arguments.as_json) else MISUSED
 
 
+def _inject(arguments: argparse.Namespace) -> int:
+    wanted = injecting.Wanted(
+        arguments.target,
+        every=arguments.every,
+        seed=arguments.seed,
+        case=arguments.case,
+        valid=arguments.valid,
+        jobs=arguments.jobs,
+        json_file=arguments.json_file,
+        junit_file=arguments.junit_file,
+        html_file=arguments.html_file,
+    )
+    return OK if injecting.main(Terminal(sys.stdout), Terminal(sys.stderr), wanted) else FAILED
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    wanted = replaying.Wanted(
+        arguments.file,
+        contract=arguments.contract,
+        unguarded=arguments.unguarded,
+        as_test=arguments.as_test,
+        as_script=arguments.as_script,
+    )
+    return OK if replaying.main(Terminal(sys.stdout), Terminal(sys.stderr), wanted) else FAILED
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("a number from 1 on")
+    return number
+
+
+def _page(text: str) -> str:
+    if not text.endswith((".html", ".htm")):  # `--html guards.jsonl*` would overwrite the first of the files
+        raise argparse.ArgumentTypeError(f"{text!r} is overwritten with a page: name a file that ends in .html")
+    return text
+
+
 def _report(arguments: argparse.Namespace) -> int:
+    out, complaints = Terminal(sys.stdout), Terminal(sys.stderr)
     told, unreadable = digest.main(
-        Terminal(sys.stdout), Terminal(sys.stderr), arguments.files, as_json=arguments.as_json
+        out, complaints, arguments.files, as_json=arguments.as_json, html_file=arguments.html_file
     )
     return MISUSED if unreadable else OK if told else FAILED

@@ -27,6 +27,7 @@ from llm_op_guard.errors import PolicyError
 ENVIRONMENT_VARIABLE = "LLM_OP_GUARD"
 RECORD_VARIABLE = "LLM_OP_GUARD_RECORD"
 INSTALL_VARIABLE = "LLM_OP_GUARD_INSTALL"
+TRACK_VARIABLE = "LLM_OP_GUARD_TRACK"
 # Those that run in calls. Class C, imported predicates, is judged by og.verify and og.ingress alone.
 CLASSES: tuple[Literal["A"], Literal["B"]] = ("A", "B")
 
@@ -387,6 +388,14 @@ def from_environment() -> Layer:
 def record_file() -> str | None:
     """The file that `LLM_OP_GUARD_RECORD` names, if it names one."""
     return os.environ.get(RECORD_VARIABLE, "").strip() or None
+
+
+def tracks() -> bool:
+    """Whether `LLM_OP_GUARD_TRACK` is `1`; raises PolicyError where it is neither that nor `0`."""
+    value = os.environ.get(TRACK_VARIABLE, "").strip()
+    if value not in ("", "0", "1"):
+        raise PolicyError(f"{TRACK_VARIABLE}={value!r} cannot be understood; write 1 to track tensors, 0 not to")
+    return value == "1"
 
 
 def libraries_to_install() -> tuple[str, ...]:

@@ -395,6 +395,7 @@ def test_the_check_keeps_what_the_definition_says() -> None:
         failed_after=lambda _: None,
         tally=lambda: None,
         jit_state=lambda: None,
+        notes=(lambda _: None, lambda *_: None),
     )
     for x in (torch.ones(2, 4), torch.ones(2, 3), torch.ones(4), torch.ones(0), torch.ones(3)):
         for flag in (True, False, None):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import linecache
 import os
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from unittest import mock
 import pytest
 
 from llm_op_guard.install.patch import Patch, copy_function
-from llm_op_guard.install.recognise import Fingerprint, Refused, fingerprint, innermost
+from llm_op_guard.install.recognise import Fingerprint, Refused, digest_of, fingerprint, innermost, once_for_code
 
 ROPE = """
 import math
@@ -309,6 +311,72 @@ def test_a_file_edited_and_loaded_again_is_read_again(home: Callable[..., Any]) 
     linecache.getlines(str(path))
     importlib.reload(module)
     assert digest(module.f) != before
+
+
+# ---------------------------------------------------------------------------------------------------- once for the code
+
+
+def test_the_digest_is_that_of_the_fingerprint_or_nothing(home: Callable[..., Any]) -> None:
+    module = home(ROPE)
+    assert digest_of(module.rope) == digest(module.rope) == digest_of(copy_function(module.rope))
+    assert digest_of(len) == digest_of(None) == digest_of(module.Helper) == ""
+
+
+def test_changed_code_has_another_digest(home: Callable[..., Any]) -> None:
+    module = home("def f(x):\n    return x\n\n\ndef g(x):\n    return -x\n")
+    before = digest_of(module.f)
+    code, module.f.__code__ = module.f.__code__, module.g.__code__
+    assert digest_of(module.f) == digest_of(module.g) != before
+    module.f.__code__ = code
+    assert digest_of(module.f) == before
+
+
+def test_guards_do_not_change_the_digest(home: Callable[..., Any]) -> None:
+    module = home(ROPE)
+    before = digest_of(module.rope)
+    patch = Patch(module.rope, ["q"])
+    patch.arm(lambda *_: None)
+    assert digest_of(module.rope) == before
+    patch.disarm()
+
+
+def test_closures_of_one_code_are_told_apart(home: Callable[..., Any]) -> None:
+    module = home(
+        "def one(x):\n    return x\n\n\ndef two(x):\n    return -x\n\n\n"
+        "def make(inner):\n    def f(x):\n        return inner(x)\n    return f\n"
+    )
+    one, two = module.make(module.one), module.make(module.two)
+    assert one.__code__ is two.__code__
+    assert digest_of(one) != digest_of(two)
+
+
+def test_one_code_with_other_globals_is_told_apart(home: Callable[..., Any]) -> None:
+    module, other = home(ROPE), home(ROPE.replace("return -x", "return x"))
+    moved = types.FunctionType(module.rope.__code__, other.__dict__)
+    assert digest_of(module.rope) != digest_of(moved)
+
+
+def test_what_is_known_of_code_keeps_nothing_alive(home: Callable[..., Any]) -> None:
+    module = home("def f(x):\n    return x\n")
+    digest_of(module.f)
+    code, function = weakref.ref(module.f.__code__), weakref.ref(module.f)
+    module.f = None
+    gc.collect()
+    assert function() is None and code() is None
+
+
+def test_each_code_is_asked_for_once(home: Callable[..., Any]) -> None:
+    asked = []
+
+    @once_for_code
+    def parameters(function: types.FunctionType, more: str = "") -> str:
+        asked.append((function, more))
+        return more.join(function.__code__.co_varnames)
+
+    module = home("def f(x, y):\n    return x\n\n\nclass C:\n    def m(self, z):\n        return super().m(z)\n")
+    assert [parameters(module.f), parameters(module.f, "-"), parameters(module.f)] == ["xy", "x-y", "xy"]
+    assert [parameters(module.C.m), parameters(module.C.m)] == ["selfz", "selfz"]
+    assert asked == [(module.f, ""), (module.f, "-"), (module.C.m, "")]
 
 
 # ----------------------------------------------------------------------------------------------------------- innermost

@@ -19,7 +19,7 @@ from torch._dynamo.utils import counters
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
-from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.overrides import TorchFunctionMode
 
 import llm_op_guard as og
@@ -92,6 +92,15 @@ def test_all_five_are_guarded_and_restored() -> None:
     assert all(after[name] is before[name] or after[name] == before[name] for name in before)
     assert F.scaled_dot_product_attention is BUILTIN
     assert not any(guarded(call) for call in BAD.values())
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4, 8])
+@pytest.mark.parametrize("bias", [causal_lower_right, causal_upper_left])
+def test_biases_of_torch_are_no_masks_of_their_shape(bias: Any, heads: int) -> None:
+    q, k = torch.randn(1, heads, 1, 16), torch.randn(1, heads, 9, 16)
+    right = F.scaled_dot_product_attention(q, k, k, attn_mask=bias(1, 9))
+    with og.installed("torch"):
+        assert torch.equal(F.scaled_dot_product_attention(q, k, k, attn_mask=bias(1, 9)), right)
 
 
 def test_twice_is_once() -> None:

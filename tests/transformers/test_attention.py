@@ -7,6 +7,7 @@ no kernel here: a reference stands in for it, behind the guarded function.
 from __future__ import annotations
 
 import importlib
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from transformers.integrations import flex_attention as flex_integration
 
 import llm_op_guard as og
 from llm_op_guard.install.recognise import Fingerprint, fingerprint
-from llm_op_guard.integrations.transformers import attention
+from llm_op_guard.integrations.transformers import TransformersIntegration, attention
 
 B, H, G, L, D = 2, 4, 2, 7, 16
 Arguments = tuple[Any, ...]
@@ -206,14 +207,28 @@ def same(one: Any, other: Any) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
 
 
+def meant(arguments: Arguments) -> Arguments:
+    """What a call would be of the sequences that all arguments have, with a value for each key and an additive mask."""
+    layer, q, k, v, mask = arguments
+    batch = min(len(q), len(k), len(v))
+    v = torch.cat([v, numbers(len(v), v.shape[1], k.shape[2] - v.shape[2], v.shape[3])], 2)
+    if mask is not None:
+        mask = mask if mask.is_floating_point() else torch.zeros(mask.shape).masked_fill(mask == 0, LOWEST)
+        mask = mask[:batch, :, -q.shape[2] :]
+    return layer, q[:batch], k[:batch], v[:batch], mask
+
+
 def assert_wrong(function: Any, arguments: Arguments, today: str) -> None:
+    """What an unguarded call comes to: an error, or something else than what was meant, without a word."""
     with warnings.catch_warnings():
         if today == "error":
             with pytest.raises((RuntimeError, ValueError, IndexError)):
                 run(function, arguments)
             return
         warnings.simplefilter("error")
-        assert run(function, arguments).isfinite().all()
+        found, right = run(function, arguments), run(function, meant(arguments))
+    assert found.isfinite().all()
+    assert found.shape != right.shape or (found - right).abs().max() > 0.01
 
 
 @pytest.mark.usefixtures("no_alarm")
@@ -270,6 +285,21 @@ def test_attention_under_other_names() -> None:
             run(simple, (Layer(), q, k, v, keeps()))
         with pytest.raises(og.GuardError, match="this attention repeats no k/v heads"):
             run(simple, (Layer(), q, *states(groups=2)[1:], None))
+        with pytest.raises(og.GuardError, match="each head of keys has its values"):
+            run(simple, (Layer(), q, k, v[:, :3], None))
+        with pytest.raises(og.GuardError, match="it covers the new tokens only"):
+            run(simple, (Layer(), q[:, :, :3], k, v, additive(3, 3)))
+
+
+@pytest.mark.usefixtures("no_alarm")
+@pytest.mark.parametrize("name", ["timesfm.simple_eager_attention_forward", "vjepa2"])
+def test_values_of_one_head_for_all(name: str) -> None:
+    function, (q, k, v) = function_named(name), states(groups=H)
+    calls = [(q, k, v[:, :1]), (q[:, :1], k[:, :1], v), (q, k[:, :1], v), (q[:, :1], k, v)]
+    plain = [run(function, (Layer(), *call, None)) for call in calls]
+    with og.installed("transformers"):
+        for call, before in zip(calls, plain, strict=True):
+            assert same(before, run(function, (Layer(), *call, None)))
 
 
 def test_attention_that_has_no_mask() -> None:
@@ -280,6 +310,11 @@ def test_attention_that_has_no_mask() -> None:
         assert same(plain, run(vjepa, (Layer(), q, k, v, keeps())))
         with pytest.raises(og.GuardError, match=r"value.shape\[2\] = 5, expected S = 7"):
             run(vjepa, (Layer(), q, k, v[:, :, :5], None))
+        with pytest.raises(og.GuardError, match="each head of keys has its values"):
+            run(vjepa, (Layer(), q, k, v[:, :3], None))
+    for function in (vjepa, function_named("timesfm.simple_eager_attention_forward")):
+        with pytest.raises(RuntimeError):
+            run(function, (Layer(), q, k, v[:, :3], None))
 
 
 @pytest.mark.usefixtures("no_alarm")
@@ -527,10 +562,10 @@ def test_attn_mask_kv_1(which: str) -> None:
     assert "the causal mask was lost" in text
 
 
-@pytest.mark.parametrize("which", ["eager", "sdpa"])
+@pytest.mark.parametrize("which", ["llama", "timesfm.simple_eager_attention_forward", "sdpa"])
 def test_attn_mask_float01(which: str) -> None:
-    function = function_named("llama") if which == "eager" else sdpa_attention.sdpa_attention_forward
-    layer, (q, k, v) = Layer(), states()
+    function = sdpa_attention.sdpa_attention_forward if which == "sdpa" else function_named(which)
+    layer, (q, k, v) = Layer(), states(groups=H if which.startswith("timesfm") else G)
     right, wrong = (run(function, (layer, q, k, v, mask)) for mask in (additive(), keeps().float()))
     assert wrong.isfinite().all() and not torch.allclose(wrong, right, atol=0.05)
     with og.installed("transformers"):
@@ -590,11 +625,42 @@ def test_a_function_of_every_code_that_is_known_was_tried() -> None:
 def test_what_is_left_out_has_a_reason() -> None:
     from transformers.integrations import flash_paged, sdpa_paged
     from transformers.models.doge import modeling_doge
+    from transformers.models.qwen3_next import modeling_qwen3_next
 
+    msa_attention = importlib.import_module("transformers.integrations.msa_attention")  # Transformers 4 has none
     refused = {refusal.site: refusal.reason for refusal in og.install("transformers").refused}
     for module, function, reason in (
         (sdpa_paged, "sdpa_attention_paged_forward", "it calls sdpa_attention_forward alone"),
         (flash_paged, "paged_attention_forward", "it calls flash_attention_forward alone"),
         (modeling_doge, "flex_attention_forward", "its mask differs from head to head"),
+        (flex_integration, "compile_friendly_flex_attention", "flex_attention_forward, which calls it, is guarded"),
+        (
+            msa_attention,
+            "msa_attention_forward",
+            "it calls sdpa_attention_forward, or a kernel that chooses keys in blocks",
+        ),
+        (
+            modeling_qwen3_next,
+            "torch_chunk_gated_delta_rule",
+            "it is a linear attention, whose states have no contract",
+        ),
     ):
         assert refused[f"{module.__name__}.{function}"] == reason
+
+
+def test_attention_is_told_by_its_parameters() -> None:
+    def attends(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return query + key + value
+
+    def projects(query: Tensor, key: Tensor) -> Tensor:
+        return query + key
+
+    module = types.ModuleType("transformers.integrations.new_attention")
+    for name, found in {"attends": attends, "_attends": attends, "projects": projects, "Cls": Layer, "n": 1}.items():
+        setattr(module, name, found)
+    attends.__module__ = projects.__module__ = module.__name__
+    assert TransformersIntegration().wants(module.__name__)
+    assert not TransformersIntegration().wants("transformers.quantizers.new_attention")
+    (candidate,) = attention.candidates(module)
+    assert (candidate.site, candidate.function) == (f"{module.__name__}.attends", None)
+    assert "its code is not one that a contract was written for" in candidate.reason

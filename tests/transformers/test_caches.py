@@ -202,6 +202,19 @@ def test_pairs_of_keys_and_values() -> None:
         assert told_of(odd) == (None, None, None)
 
 
+def test_code_that_is_changed_later_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get_seq_length(self: Any, layer_idx: int = 0) -> int:
+        return 3
+
+    cache = DynamicCache()
+    cache.update(torch.ones(1, 2, 5, 4), torch.ones(1, 2, 5, 4), 0)
+    assert read(caches.cache_length, cache) == 5
+    monkeypatch.setattr(Cache.get_seq_length, "__code__", get_seq_length.__code__)
+    assert read(caches.cache_length, cache) is None
+    monkeypatch.undo()
+    assert read(caches.cache_length, cache) == 5
+
+
 def boom(*_: Any, **__: Any) -> Any:
     raise AssertionError("code of an argument was run")
 

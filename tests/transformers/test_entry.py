@@ -8,13 +8,13 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import pytest
 import torch
 from outcomes import Call, assert_clearly_wrong, assert_quiet, diagnosed, logits, suspected
-from transformers import BatchEncoding, DynamicCache, GenerationConfig, StaticCache
+from transformers import BatchEncoding, DynamicCache, GenerationConfig, GenerationMixin, PreTrainedModel, StaticCache
 from transformers.loss import loss_utils
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
@@ -703,3 +703,57 @@ def test_a_mask_of_four_dimensions_is_left_to_generate(model: Model) -> None:
     with og.installed("transformers"), pytest.raises(ValueError, match="must be 2D") as caught:
         model.generate(IDS, attention_mask=torch.ones(2, 1, 7, 7), max_new_tokens=2)
     assert not isinstance(caught.value, og.GuardError)
+
+
+# ---------------------------------------------------------------- what is the library's own
+
+
+def told(reader: Callable[[Any], Any], model: Model) -> Any:
+    try:
+        return reader(model)
+    except NotApplicable:
+        return None
+
+
+@pytest.mark.parametrize("name", ["prepare_inputs_for_generation", "_prepare_position_ids_for_generation"])
+def test_generation_that_was_changed(model: Model, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def own(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise AssertionError
+
+    assert told(models.embedding_rows, model) == 96
+    original = getattr(GenerationMixin, name)
+    for changed in (own, wraps(original)(own)):
+        with monkeypatch.context() as patch:
+            patch.setattr(GenerationMixin, name, changed)
+            assert told(models.embedding_rows, model) is None
+        with monkeypatch.context() as patch:
+            patch.setattr(type(model), name, changed)
+            assert told(models.embedding_rows, model) is None
+        with monkeypatch.context() as patch:
+            patch.setattr(model, name, changed)
+            assert told(models.embedding_rows, model) is None
+    assert told(models.embedding_rows, model) == 96
+
+
+def test_a_loss_that_was_changed(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    def own(self: Any) -> Any:
+        raise AssertionError
+
+    assert told(models.label_classes, model) == 96
+    for cls in (PreTrainedModel, type(model)):
+        with monkeypatch.context() as patch:
+            patch.setattr(cls, "loss_function", property(own), raising=False)
+            assert told(models.label_classes, model) is None
+    assert told(models.label_classes, model) == 96
+
+
+def test_an_embedding_that_was_changed(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clamping(torch.nn.Embedding):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - as torch calls it
+            return super().forward(input.clamp(max=95))
+
+    Clamping.__module__, Clamping.__qualname__ = "torch.nn.modules.sparse", "Embedding"
+    Clamping.forward.__module__, Clamping.forward.__qualname__ = "torch.nn.modules.sparse", "Embedding.forward"
+    assert told(models.embedding_rows, model) == 96
+    monkeypatch.setattr(model.model.embed_tokens, "__class__", Clamping)
+    assert told(models.embedding_rows, model) is None

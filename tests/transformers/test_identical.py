@@ -46,8 +46,8 @@ def counted(**policy: str) -> Iterator[Counter[str]]:
     ran: Counter[str] = Counter()
     compiled = Guard.checks
 
-    def checks(self: Guard, classes: Any) -> Any:
-        check, after = compiled(self, classes)
+    def checks(self: Guard, classes: Any, **noting: Any) -> Any:
+        check, after = compiled(self, classes, **noting)
 
         def counting(*arguments: Any) -> Any:
             ran[self.contract.name.removesuffix("_cutting_masks")] += 1  # what Transformers 4 has of attention

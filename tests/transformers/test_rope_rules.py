@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import transformers
 from rope_formulas import Arguments, flat, numbers
 
 import llm_op_guard as og
@@ -196,7 +197,9 @@ each_contract = pytest.mark.parametrize("contract", OPERATORS)
 
 
 def test_every_contract_has_an_operator() -> None:
-    assert {family.contract for family in rope.FORMULAS.values()} == OPERATORS.keys()
+    here = transformers.__version__
+    families = [f for f in rope.FORMULAS.values() if any(here in code.versions for code in f.code.values())]
+    assert {family.contract for family in families} == OPERATORS.keys()
 
 
 @cache
@@ -439,7 +442,7 @@ WRONG = [
     *wrong_widths(MATRICES),
     *(
         Wrong(c, "cos.shape", "cos and sin are of another batch", of_another_batch)
-        for c in (FULL, PARTIAL, HALF, MATRICES)
+        for c in (FULL, OPTIONAL, PARTIAL, HALF, MATRICES)
     ),
     *(
         Wrong(
@@ -448,11 +451,11 @@ WRONG = [
             "tokens stand where unsqueeze_dim says that heads do",
             each(lambda x: x.transpose(1, 2), "q", "k"),
         )
-        for c in (FULL, PARTIAL, HALF)
+        for c in (FULL, OPTIONAL, PARTIAL, HALF)
     ),
     *(
         Wrong(c, "cos.shape", "a table of one column is broadcast without a word", each(lambda x: x[..., :1], *table))
-        for c in (FULL, HALF, X, PATCHES, VISION)
+        for c in (FULL, OPTIONAL, HALF, X, PATCHES, VISION)
     ),
     *(Wrong(c, "k.shape", "", each(lambda x: x[:, :, :2], "k")) for c in (FULL, PARTIAL, HALF, MATRICES)),
     *(

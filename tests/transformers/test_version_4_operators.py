@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers.integrations import eager_paged, flash_paged, flex_attention, sdpa_paged
+from transformers.integrations import eager_paged, flash_paged, flex_attention, sdpa_attention, sdpa_paged
 
 import llm_op_guard as og
 from llm_op_guard.integrations.transformers import attention, moe, norms, rope
@@ -125,6 +125,7 @@ def test_attention_rejects(model: str) -> None:
         ((q, numbers(B, 3, S, D), numbers(B, 3, S, D)), mask, "heads"),
         ((q, k, v), numbers(1, 1, L + 1, S), "attention_mask.shape"),
         ((q, k, v), numbers(1, 1, L, S - 1), "mask_covers_keys"),
+        ((q, k, numbers(B, 3, S, D)), mask, "value_heads"),
     ):
         call = lambda states=states, given=given: attend(model, states, given)  # noqa: E731
         assert fails_or_grows(call, shape)
@@ -132,6 +133,51 @@ def test_attention_rejects(model: str) -> None:
     for wrong in (torch.ones(1, 1, L, S, dtype=torch.bool), torch.ones(1, 1, L, S, dtype=torch.long)):
         assert torch.isfinite(attend(model, (q, k, v), wrong)[0]).all(), "it counts as 1 and 0 without a word"
         assert rules(lambda wrong=wrong: attend(model, (q, k, v), wrong)) == ["attention_mask.dtype"]
+
+
+def suspicion(call: Callable[[], Any]) -> str:
+    with og.policy(A="raise", B="raise"), pytest.warns(og.GuardWarning) as caught:
+        call()
+    (warning,) = caught
+    return str(warning.message)
+
+
+@each_cutting
+def test_a_mask_of_0_and_1_in_numbers(model: str) -> None:
+    keeps = torch.ones(1, 1, L, S).tril(S - L)
+    additive = torch.zeros_like(keeps).masked_fill(keeps == 0, torch.finfo(torch.float32).min)
+    right, wrong = (attend(model, qkv(), mask)[0] for mask in (additive, keeps))
+    # GPT-2 is causal whatever the mask.
+    assert model == "gpt2" or (right - wrong).abs().max() > 0.01
+    assert "an additive mask holds 0 and very negative numbers" in suspicion(lambda: attend(model, qkv(), keeps))
+    assert rules(lambda: attend(model, qkv(), additive), values=True) == []
+
+
+@pytest.mark.parametrize("which", ["eager", "sdpa"])
+def test_a_mask_of_one_column(which: str) -> None:
+    layer = Layer()
+    layer.num_key_value_groups = H // G
+    function = modeling("llama").eager_attention_forward if which == "eager" else sdpa_attention.sdpa_attention_forward
+    q, k, v = numbers(B, H, L, D), numbers(B, G, S, D), numbers(B, G, S, D)
+    mask = torch.zeros(1, 1, L, 1)
+
+    def call(queries: Tensor, **options: Any) -> Any:
+        layer.is_causal = options.get("causal", True)
+        return function(layer, queries, k, v, mask[:, :, : queries.shape[2]], scaling=1.0)
+
+    lost = call(q)[0]
+    assert torch.allclose(lost, call(q, causal=False)[0]), "no mask at all"
+    assert "the causal mask was lost" in suspicion(lambda: call(q))
+    assert rules(lambda: call(q, causal=False)) == []
+    assert rules(lambda: call(q[:, :, :1])) == []
+
+
+def test_gpt2_is_causal_by_itself() -> None:
+    q, k, v = qkv(keys=L)
+    causal = torch.zeros(1, 1, L, L).masked_fill(torch.ones(L, L).tril() == 0, torch.finfo(torch.float32).min)
+    right, found = (attend("gpt2", (q, k, v), mask)[0] for mask in (causal, torch.zeros(1, 1, L, 1)))
+    assert torch.equal(right, found)
+    assert rules(lambda: attend("gpt2", (q, k, v), torch.zeros(1, 1, L, 1)), values=True) == []
 
 
 @pytest.mark.parametrize("model", [model for model in CUTTING if model != "timesfm"])
@@ -163,6 +209,11 @@ def test_attention_without_a_mask(model: str) -> None:
     with pytest.raises(RuntimeError):
         call((q, k, v[:, :, :4]))
     assert rules(lambda: call((q, k, v[:, :, :4]))) == ["value.shape"]
+    with pytest.raises(RuntimeError):
+        call((q, k, v[:, :3]))
+    assert rules(lambda: call((q, k, v[:, :3]))) == ["value_heads"]
+    for states in ((q, k, v[:, :1]), (q[:, :1], k[:, :1], v)):
+        assert rules(lambda states=states: call(states)) == []
 
 
 def test_flex_attention() -> None:

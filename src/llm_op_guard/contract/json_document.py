@@ -60,10 +60,6 @@ class Document:
             return ContractError(problem, file=error.file, line=error.line, column=error.column)
         return error
 
-    def line(self, at: Pointer) -> int:
-        """The line that a part stands in."""
-        return int(getattr(self._node(at), "lineno", 1))
-
     def _node(self, at: Pointer) -> ast.expr | None:
         node = self._tree
         for key in at:

@@ -106,15 +106,15 @@ def parse_json(text: str, file: str = "<contract>") -> dict[str, Contract]:
     document = Document(Source(file, text), MAX_CHARACTERS)
     lines = list(_Writer(document).file())
 
-    def piece_at(line: int, column: int) -> tuple[_Piece, int]:
-        return lines[min(line, len(lines)) - 1].at(column - 1)
+    def in_file(error: ContractError) -> ContractError:
+        piece, offset = lines[min(error.line, len(lines)) - 1].at(error.column - 1)
+        return document.error(error.problem, piece.at, piece.text, offset)
 
     try:
         written = "\n".join(line.text for line in lines)
-        return parse_stubs(written, file, Source(file, written, line_of=lambda *at: document.line(piece_at(*at)[0].at)))
+        return parse_stubs(written, file, Source(file, written, in_file=in_file))
     except ContractError as error:
-        piece, offset = piece_at(error.line, error.column)
-        raise document.error(error.problem, piece.at, piece.text, offset) from None
+        raise in_file(error) from None
 
 
 @dataclass(frozen=True)

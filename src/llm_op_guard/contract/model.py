@@ -373,10 +373,11 @@ Leaf = Declare | Assign | Require | Remember
 
 @dataclass(frozen=True)
 class Condition:
-    """A branch that a statement stands in: it applies when `test` came out as `wanted`."""
+    """A branch that a statement stands in: it applies when `test` came out as `wanted`. `place` is that of the `if`."""
 
     test: Expr
     wanted: bool
+    place: Place = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True)

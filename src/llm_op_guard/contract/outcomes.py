@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from llm_op_guard.contract.model import Contract, DtypeSet
@@ -33,6 +34,7 @@ from llm_op_guard.contract.vocabulary import DTYPE_NAMES, DTYPE_SETS, dtype_name
 
 # What expressions can be, by their text: where it is less than what they can be by themselves.
 State = Mapping[str, Possible]
+_NOTHING: State = MappingProxyType({})
 
 # Larger conditions are taken to come out in any way, larger parts of one to be anything; no real rule is as large.
 _LARGEST_CONDITION = 1000
@@ -48,8 +50,8 @@ class TooMuch(Exception):  # noqa: N818 - not an error: of such a contract nothi
 class Steps:
     """How much has been looked at."""
 
-    def __init__(self) -> None:
-        self._left = _MOST_STEPS
+    def __init__(self, most: int = _MOST_STEPS) -> None:
+        self._left = most
 
     def take(self) -> None:
         """Count one; raises TooMuch where that is enough."""
@@ -96,11 +98,11 @@ class Judge:
         self._steps = steps
         self._texts: dict[ast.expr, str | None] = {}
 
-    def outcomes(self, condition: ast.expr) -> Outcomes:
-        """How a condition can come out. Raises TooMuch."""
+    def outcomes(self, condition: ast.expr, state: State | None = _NOTHING) -> Outcomes:
+        """How a condition can come out where this is known besides. Raises TooMuch."""
         if not _is_small(condition, _LARGEST_CONDITION):
-            return Outcomes({}, {}, {})
-        return self._outcomes(condition, {})
+            return Outcomes(state, state, state)
+        return self._outcomes(condition, state)
 
     # ------------------------------------------------------------ conditions
 

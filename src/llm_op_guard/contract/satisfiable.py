@@ -17,53 +17,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
+from llm_op_guard.contract.declared import Declared
 from llm_op_guard.contract.expressions import names_in
 from llm_op_guard.contract.model import (
-    Alternative,
     Clause,
     Condition,
     Contract,
     Declare,
-    DeviceType,
-    Dim,
-    DtypeName,
-    DtypeSet,
-    Like,
-    ListType,
-    LiteralType,
-    NoneType,
     Require,
-    ScalarType,
-    Size,
-    SizeOneOf,
-    TensorType,
-    TupleType,
-    Type,
-    dim_symbol,
 )
 from llm_op_guard.contract.outcomes import Judge, State, Steps, TooMuch
 from llm_op_guard.contract.path import Path
 from llm_op_guard.contract.possible import (
-    ABSENT,
-    ALL_NAMES,
-    ALL_NUMBERS,
     ANYTHING,
-    OTHER,
-    SIZES,
-    TRUTHS,
     UNREAD,
-    WHOLE,
-    Names,
-    Numbers,
     Possible,
-    joined,
 )
 from llm_op_guard.contract.source import Place
-from llm_op_guard.contract.vocabulary import dtype_names
 from llm_op_guard.errors import ContractError
 
-_SIZE = Possible(SIZES)
-_DTYPE = Possible(dtypes=ALL_NAMES)
 # More statements are not named beside the one that an error points to.
 _MOST_NAMED = 3
 # And no more are tried one by one to find those to name.
@@ -151,15 +123,13 @@ class _Search:
     def __init__(self, contract: Contract) -> None:
         self.contract = contract
         self.steps = Steps()
-        self.parameters = frozenset(contract.parameters)
         self.paths: dict[str, Path] = {}
-        self.declared: dict[tuple[bool, str], list[Clause]] = {}
-        self.shown: dict[int, set[str]] = {}
+        self.declared = Declared(contract)
+        self.about: dict[tuple[bool, str], list[Clause]] = {}
         for clause in contract.clauses:
             if isinstance(clause.statement, Declare) and clause.certain:
-                shown = self.shown[id(clause)] = _shown(clause.statement.type)
-                for name in {clause.statement.path.root, *shown}:
-                    self.declared.setdefault((clause.after_call, name), []).append(clause)
+                for name in self.declared.names(clause.statement):
+                    self.about.setdefault((clause.after_call, name), []).append(clause)
         # What is known before the call and cannot change in it.
         self.lasting: dict[str, list[_Fact]] = {}
 
@@ -201,7 +171,7 @@ class _Search:
             if isinstance(clause.statement, Declare) and level.above is not None:
                 for text in sorted(level.texts()):
                     self.steps.take()
-                    value = self._told(self.paths[text], clause) if text in self.paths else None
+                    value = self.declared.told(self.paths[text], clause.statement) if text in self.paths else None
                     if value is not None and not level.add(text, _Fact(clause, value)):
                         return self._named(clause, value, level, text, after)
         judge = self._judge(level.conditions, after)
@@ -239,45 +209,20 @@ class _Search:
         return Judge(of_path, self.contract, self.steps)
 
     def _by_itself(self, path: Path) -> Possible:
-        """What a path can be, whatever is declared."""
+        """What a path can be, whatever is declared; the path is noted."""
         self.paths[str(path)] = path
-        kind = self.contract.symbols.get(path.root)
-        if path.root in self.contract.constants and not path.steps:
-            return Possible.of(self.contract.constants[path.root])
-        if kind == "dtype" and not path.steps:
-            return _DTYPE.join(ABSENT)
-        if kind == "size" and not path.steps:
-            return _SIZE.join(ABSENT)
-        return ANYTHING
+        return self.declared.by_itself(path)
 
     def _facts(self, path: Path, conditions: tuple[Condition, ...], after: bool) -> list[_Fact]:
         """What is declared of a path for the calls that come to these conditions."""
         found = list(self.lasting.get(str(path), ())) if after else []
-        for clause in self.declared.get((after, path.root), ()):
+        for clause in self.about.get((after, path.root), ()):
             self.steps.take()
-            if clause.conditions == conditions[: len(clause.conditions)]:
-                value = self._told(path, clause)
+            if isinstance(clause.statement, Declare) and clause.conditions == conditions[: len(clause.conditions)]:
+                value = self.declared.told(path, clause.statement)
                 if value is not None:
                     found.append(_Fact(clause, value))
         return found
-
-    def _told(self, path: Path, clause: Clause) -> Possible | None:
-        """What one declaration says of a path, if anything."""
-        statement = clause.statement
-        if not isinstance(statement, Declare):
-            return None
-        declared, at = statement.type, statement.path
-        always_there = not at.steps and (at.root in self.parameters or at.root == "result")
-        if path.root == at.root and path.steps[: len(at.steps)] == at.steps:
-            value = _within(declared, path.steps[len(at.steps) :])
-            return value if always_there else value.join(ABSENT)
-        kind = self.contract.symbols.get(path.root)
-        if not path.steps and always_there and path.root in self.shown[id(clause)]:
-            if kind == "dtype":
-                return _DTYPE
-            if kind == "size":
-                return _SIZE
-        return None
 
     # ------------------------------------------------------------ what to name
 
@@ -329,141 +274,52 @@ def _conflict(clause: Clause, others: list[Clause | Condition], level: _Level) -
     return Conflict(clauses, level.conditions, tuple(origin for origin in found if isinstance(origin, Condition)))
 
 
-# ---------------------------------------------------------------- what a type says
-
-
-def _within(declared: Type, steps: tuple[str | tuple[str | int], ...]) -> Possible:
-    """What a path can be that leads into a value of this type."""
-    return joined([_within_one(alternative, steps) for alternative in declared.alternatives])
-
-
-def _within_one(alternative: Alternative, steps: tuple[str | tuple[str | int], ...]) -> Possible:
-    match alternative:
-        case NoneType():
-            return ABSENT if steps else Possible.of(None)
-        case LiteralType(value=value) if not steps:
-            return Possible.of(value)
-        case ScalarType(text=kind) if not steps:
-            return _SCALARS.get(kind, ANYTHING)
-        case TupleType(items=items) if steps and isinstance(steps[0], tuple) and isinstance(steps[0][0], int):
-            index = steps[0][0]
-            return _within(items[index], steps[1:]) if -len(items) <= index < len(items) else ABSENT
-        case ListType(item=item) if steps and isinstance(steps[0], tuple):
-            return _within(item, steps[1:]).join(ABSENT)
-        case TupleType() | ListType() if not steps:
-            return OTHER
-        case Like():
-            return _of_tensor(TensorType((DtypeSet("any"),), None, None, alternative.text), steps)
-        case TensorType():
-            return _of_tensor(alternative, steps)
-    return ANYTHING
-
-
-def _of_tensor(tensor: TensorType, steps: tuple[str | tuple[str | int], ...]) -> Possible:
-    dims = tensor.dims
-    rest = tensor.rest_index
-    match steps:
-        case ():
-            return OTHER
-        case ("ndim",):
-            if dims is None:
-                return _SIZE
-            return Possible(Numbers(frozenset({len(dims)})) if rest is None else Numbers(low=len(dims) - 1, whole=True))
-        case ("shape", (int() as index,)):
-            if dims is None:
-                return _SIZE.join(ABSENT)
-            if rest is None:
-                return _of_dim(dims[index]) if -len(dims) <= index < len(dims) else ABSENT
-            if 0 <= index < rest or rest < len(dims) + index < len(dims):
-                return _of_dim(dims[index])
-            return _SIZE if -len(dims) < index < len(dims) - 1 else _SIZE.join(ABSENT)
-        case ("dtype",):
-            return joined([_of_dtype(dtype) for dtype in tensor.dtypes])
-        case ("device",):
-            devices = tensor.devices
-            if devices is None or not all(isinstance(device, DeviceType) for device in devices):
-                return Possible(devices=ALL_NAMES)
-            return Possible(devices=Names(frozenset(d.name for d in devices if isinstance(d, DeviceType))))
-    return ANYTHING
-
-
-def _of_dim(dim: Dim) -> Possible:
-    options = (dim.expr,) if isinstance(dim, Size) else dim.options if isinstance(dim, SizeOneOf) else ()
-    values = [option.node.value for option in options if isinstance(option.node, ast.Constant)]
-    return joined([Possible.of(value) for value in values]) if values and len(values) == len(options) else _SIZE
-
-
-def _of_dtype(dtype: object) -> Possible:
-    if isinstance(dtype, DtypeName | DtypeSet) and dtype != DtypeSet("any"):
-        return Possible(dtypes=Names(dtype_names(dtype)))
-    return _DTYPE
-
-
-_SCALARS = {
-    "int": Possible(WHOLE),
-    "float": Possible(ALL_NUMBERS),
-    "bool": Possible(TRUTHS),
-    "str": Possible(texts=ALL_NAMES),
-    "dict": OTHER,
-}
-
-
-def _shown(declared: Type) -> set[str]:
-    """The symbols that every value of a type shows directly."""
-    found: set[str] | None = None
-    for alternative in declared.alternatives:
-        names: set[str] = set()
-        if isinstance(alternative, TensorType):
-            told = (*map(dim_symbol, alternative.dims or ()), alternative.dtype_symbol, alternative.device_symbol)
-            names = {name for name in told if name is not None}
-        elif isinstance(alternative, TupleType):
-            names = set().union(*(_shown(item) for item in alternative.items))
-        found = names if found is None else found & names
-    return found or set()
-
-
 # ---------------------------------------------------------------- the message
 
 
 def _error(found: Conflict, contract: Contract) -> ContractError:
-    *others, last = sorted(found.clauses, key=_place)
-    place = _place(last)
-    problem = f"no call can keep this: {_said(last)}"
+    *others, last = sorted(found.clauses, key=place_of)
+    place = place_of(last)
+    problem = f"no call can keep this: {said(last)}"
     if found.alone:
         return contract.source.error(problem + _why(last, contract), place)
-    reasons = [_given(clause, contract) for clause in others]
+    reasons = [given(clause, contract) for clause in others]
     for test in found.tests:
         line = contract.source.line(test.test.node)
-        reasons.append(f"the branch of line {line} is for {_meant(test)}")
+        reasons.append(f"the branch of line {line} is for {meant(test)}")
     problem += f", while {' and '.join(reasons[:_MOST_NAMED])}"
     if found.tests:
         test = found.tests[0]
-        problem += f"; to forbid the branch, write require({_meant(replace(test, wanted=not test.wanted))})"
+        problem += f"; to forbid the branch, write require({meant(replace(test, wanted=not test.wanted))})"
     return contract.source.error(problem, place)
 
 
-def _place(clause: Clause) -> Place:
+def place_of(clause: Clause) -> Place:
+    """Where a message about a clause points to: the condition of a rule."""
     statement = clause.statement
     return Place.of(statement.expr.node) if isinstance(statement, Require) else statement.place
 
 
-def _said(clause: Clause) -> str:
+def said(clause: Clause) -> str:
+    """What a clause says, its reasons left out."""
     statement = clause.statement
     if isinstance(statement, Declare):
         return f"{statement.path}: {statement.type.text}"
     return statement.expr.text if isinstance(statement, Require) else statement.text
 
 
-def _given(clause: Clause, contract: Contract) -> str:
+def given(clause: Clause, contract: Contract) -> str:
+    """What a clause says, and where, as the reason for something else."""
     statement = clause.statement
-    line = contract.source.line(_place(clause))
+    line = contract.source.line(place_of(clause))
     if isinstance(statement, Declare):
         return f"{statement.path} is declared as {statement.type.text} in line {line}"
     what = "promised" if isinstance(statement, Require) and statement.promised else "required"
-    return f"{_said(clause)} is {what} in line {line}"
+    return f"{said(clause)} is {what} in line {line}"
 
 
-def _meant(condition: Condition) -> str:
+def meant(condition: Condition) -> str:
+    """The condition on which a branch is taken."""
     return condition.test.text if condition.wanted else f"not ({condition.test.text})"
 
 

@@ -27,15 +27,15 @@ class Place(NamedTuple):
 class Source:
     """Text that a contract was read from, and the predicates that it imports: names with their modules.
 
-    Turns a syntax node into a place for an error. `line_of` tells the line of the file for a line and column of the
-    text, where the file is not made of this text.
+    Turns a syntax node into a place for an error. `in_file` turns an error in the text into that in the file, where the
+    file is not made of this text.
     """
 
     file: str
     text: str
     first_line: int = 1
     indent: int = 0
-    line_of: Callable[[int, int], int] | None = field(default=None, compare=False, repr=False)
+    in_file: Callable[[ContractError], ContractError] | None = field(default=None, compare=False, repr=False)
     imports: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def error(self, problem: str, node: ast.AST | Place | None = None) -> ContractError:
@@ -46,8 +46,12 @@ class Source:
 
     def line(self, node: ast.expr | Place) -> int:
         """The line of the file that a syntax node or place is in."""
-        at = self.error("", node)
-        return at.line if self.line_of is None else self.line_of(at.line, at.column)
+        return self.located("", node).line
+
+    def located(self, problem: str, node: ast.expr | Place) -> ContractError:
+        """The error for `problem` as it is to be shown where loading does not end with it."""
+        error = self.error(problem, node)
+        return error if self.in_file is None else self.in_file(error)
 
     def within(self, place: Place, name: str) -> Place:
         """Where a name first stands from a place on; the place itself where it does not."""

@@ -87,10 +87,10 @@ def validated(contract: Contract) -> Contract:
 def _flatten(body: Iterable[Statement], conditions: tuple[Condition, ...], source: Source) -> Iterator[Clause]:
     for statement in body:
         match statement:
-            case If(test=test):
+            case If(test=test, place=place):
                 test = written_out(test, source)
-                yield from _flatten(statement.body, (*conditions, Condition(test, True)), source)
-                yield from _flatten(statement.orelse, (*conditions, Condition(test, False)), source)
+                yield from _flatten(statement.body, (*conditions, Condition(test, True, place)), source)
+                yield from _flatten(statement.orelse, (*conditions, Condition(test, False, place)), source)
             case For():
                 yield from _flatten(unrolled(statement, source), conditions, source)
             case Declare():

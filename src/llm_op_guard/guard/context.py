@@ -105,6 +105,14 @@ def tensor_metadata(contract: Contract, arguments: Mapping[str, Any]) -> tuple[T
     return tuple(found.values())
 
 
+def tensor_named(name: str | None, contract: Contract, arguments: Mapping[str, Any]) -> Any:
+    """The tensor that a violation calls so; None where there is none."""
+    try:
+        return next((tensor for found, tensor in tensors_among(contract, arguments) if found == name), None)
+    except Exception:
+        return None
+
+
 def _metadata(name: str, value: Any) -> TensorMetadata:
     try:
         shape = tuple(number_now(size) for size in value.shape)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from llm_op_guard.contract.path import path_of
+from llm_op_guard.contract.path import Path, path_of
 from llm_op_guard.contract.vocabulary import FUNCTIONS
 from llm_op_guard.guard import functions
 from llm_op_guard.guard.evaluate import Values, show
@@ -63,6 +64,19 @@ def place(node: ast.expr, values: Values) -> str:
     if name == "count":
         return f" (of {found.total}, first at {where})"
     return f" at {where}" if found.elements[0].index else ""
+
+
+def offenders(node: ast.expr, values: Values) -> Iterator[tuple[Path, tuple[int, ...], Any]]:
+    """The elements that value functions in an expression point to: of which tensor, where in it, and their values."""
+    for part in ast.walk(node):
+        if not isinstance(part, ast.Call) or not isinstance(part.func, ast.Name) or part.func.id not in FUNCTIONS:
+            continue
+        found = _located(part.func.id, part, values)
+        for element in found.elements if found is not None else ():
+            whole, index = _whole(_arguments(part.func.id, part)[element.argument], element.index, values)
+            path = path_of(whole)
+            if path is not None and index and element.value is not None:
+                yield path, index, element.value
 
 
 def _located(name: str, node: ast.Call, values: Values) -> functions.Located | None:
@@ -123,11 +137,16 @@ def _arguments(name: str, node: ast.Call) -> dict[str, ast.expr]:
 
 
 def _place(parts: dict[str, ast.expr], element: functions.Element, values: Values) -> str:
-    node, index = parts[element.argument], element.index
-    while index and isinstance(node, ast.Subscript) and (whole := _in_whole(node, index, values)) is not None:
-        node, index = node.value, whole
+    node, index = _whole(parts[element.argument], element.index, values)
     argument = ast.unparse(node)
     return f"{argument}[{', '.join(map(str, index))}]" if index else argument
+
+
+def _whole(node: ast.expr, index: tuple[int, ...], values: Values) -> tuple[ast.expr, tuple[int, ...]]:
+    """The tensor that an argument is a part of, and where the element stands in it."""
+    while index and isinstance(node, ast.Subscript) and (whole := _in_whole(node, index, values)) is not None:
+        node, index = node.value, whole
+    return node, index
 
 
 def _in_whole(node: ast.Subscript, index: tuple[int, ...], values: Values) -> tuple[int, ...] | None:

@@ -5,14 +5,18 @@ Value functions (cost class B) are not here: `register` receives them from the s
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from llm_op_guard.contract.solve import Undo
+from llm_op_guard.contract.vocabulary import FUNCTIONS
 from llm_op_guard.guard import memory
+from llm_op_guard.guard.call import answer_key
 from llm_op_guard.guard.reading import Broken, NotApplicable, is_a, is_plain_sequence, is_tensor, shape_of
 
 # Larger results stand for no size, bound or count, and could take all memory.
@@ -353,8 +357,29 @@ Locator = Callable[..., Located | None]
 LOCATORS: dict[str, Locator] = {}
 
 
+class StandIn(SimpleNamespace):
+    """An object of a call that was made from data; `_answers` are what functions of contracts say of it."""
+
+
+def _of_stand_ins_too(name: str, implementation: Callable[..., Any]) -> Callable[..., Any]:
+    """A function about an object, that of a stand-in says what is recorded, or does not apply."""
+
+    @functools.wraps(implementation)
+    def ask(owner: Any, *arguments: Any) -> Any:
+        if type(owner) is not StandIn:
+            return implementation(owner, *arguments)
+        answers = owner.__dict__.get("_answers", {})
+        key = answer_key(name, arguments)
+        if key not in answers:
+            raise NotApplicable
+        return answers[key]
+
+    return ask
+
+
 def register(name: str, implementation: Callable[..., Any], locator: Locator | None = None) -> None:
     """Give a function of the language its implementation and, for a value function, what finds the element meant."""
-    IMPLEMENTATIONS[name] = implementation
+    about_object = FUNCTIONS[name].arguments[0][1] == "owner"
+    IMPLEMENTATIONS[name] = _of_stand_ins_too(name, implementation) if about_object else implementation
     if locator is not None:
         LOCATORS[name] = locator

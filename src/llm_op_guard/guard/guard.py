@@ -7,15 +7,16 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from llm_op_guard.contract.model import Contract, CostClass, Require
+from llm_op_guard.contract.model import Contract, CostClass, Remember, Require
 from llm_op_guard.contract.path import Path
 from llm_op_guard.errors import GuardError, GuardInternalWarning, GuardWarning
 from llm_op_guard.guard.compile import compile_check
 from llm_op_guard.guard.context import any_beyond
 from llm_op_guard.guard.explain import explain
 from llm_op_guard.guard.interpret import InterpretedCheck, is_interpreted
+from llm_op_guard.guard.ledger import Side, count_call, entering, leaving
 from llm_op_guard.guard.memory import distrusting
 from llm_op_guard.guard.plan import Plan, plan_check
 from llm_op_guard.guard.reading import Snapshot, is_tracing
@@ -38,6 +39,9 @@ class Reporter(Protocol):
 
     def repeated(self, guard: Guard, rule_ids: list[str]) -> bool:
         """Whether all of these suspect rules have been told of before; counts them if so."""
+
+
+_Checks = tuple[Callable[..., Any], Callable[..., None] | None]
 
 
 class Guard:
@@ -65,7 +69,7 @@ class Guard:
         self._tally = tally
         whole = plan_check(contract, CLASSES)
         self.parameters: tuple[str, ...] = whole.parameters if whole is not None else ()
-        self._checks: dict[frozenset[CostClass], tuple[Callable[..., Any], Callable[..., None] | None]] = {}
+        self._checks: dict[tuple[frozenset[CostClass], bool], _Checks] = {}
         self._failed_inside = False
 
     @property
@@ -78,30 +82,44 @@ class Guard:
         """The cost classes that the contract has something of: rules, or facts to remember."""
         return frozenset(clause.cost_class for clause in self.contract.clauses)
 
-    def checks(self, classes: Iterable[CostClass]) -> tuple[Callable[..., Any], Callable[..., None] | None]:
+    def checks(self, classes: Iterable[CostClass], *, noted: bool = False) -> _Checks:
         """The check before the call and the one after it, for the rules of these classes; compiled once.
 
-        Both raise nothing of their own: what a violation does is the reporter's decision.
+        Both raise nothing of their own: what a violation does is the reporter's decision. `noted` checks write in the
+        ledger what they accept, and what a call returns that no rule waits for.
         """
         # Class B rules use the symbols that class A statements bind, so A is always compiled in.
         wanted = frozenset({"A", *classes})
-        if wanted not in self._checks:
-            if is_interpreted(self.contract):
-                self._checks[wanted] = self._interpreted(wanted)
-                return self._checks[wanted]
-            before = plan_check(self.contract, wanted)
-            after = plan_check(self.contract, wanted, after_call=True)
-            self._checks[wanted] = (
-                _nothing if before is None else self._compiled(before.with_parameters(self.parameters), wanted),
-                None if after is None else self._compiled(after, wanted),
-            )
-        return self._checks[wanted]
+        key = (wanted, noted)
+        if key not in self._checks:
+            make = self._interpreted if is_interpreted(self.contract) else self._generated
+            before, after = make(wanted, noted)
+            self._checks[key] = before, leaving(self._side("leaving")) if noted and after is None else after
+        return self._checks[key]
 
-    def _interpreted(self, classes: frozenset[CostClass]) -> tuple[Callable[..., Any], Callable[..., None] | None]:
+    def _generated(self, classes: frozenset[CostClass], noted: bool) -> _Checks:
+        before = plan_check(self.contract, classes)
+        after = plan_check(self.contract, classes, after_call=True)
+        return (
+            _nothing if before is None else self._compiled(before.with_parameters(self.parameters), classes, noted),
+            None if after is None else self._compiled(after, classes, noted),
+        )
+
+    def _side(self, when: Literal["entering", "leaving"], classes: Iterable[CostClass] = ()) -> Side:
+        """What the ledger calls one side of the operator; a result is valid where one of these classes judges it."""
+        judged = any(
+            clause.after_call and clause.cost_class in classes and not isinstance(clause.statement, Remember)
+            for clause in self.contract.clauses
+        )
+        goes_in = when == "entering"
+        return Side(self.operator, self.site, goes_in, goes_in or judged, self.parameters if goes_in else ())
+
+    def _interpreted(self, classes: frozenset[CostClass], noted: bool) -> _Checks:
         before, after = (plan_check(self.contract, classes, after_call=late) for late in (False, True))
         outcomes = [_Outcome(self, plan.with_parameters(self.parameters), classes) for plan in (before, after) if plan]
         if before is None or not outcomes:
             return _nothing, None
+        notes = entering(self._side("entering")), leaving(self._side("leaving", classes))
         check = InterpretedCheck(
             self.contract,
             self.parameters,
@@ -110,6 +128,7 @@ class Guard:
             failed_after=_untraced(outcomes[-1].failed_interpreted, self.operator),
             tally=self._tally or _nothing,
             jit_state=_jit_state(),
+            notes=notes if noted else (_nothing, _nothing),
         )
         return check.before, check.after if after is not None else None
 
@@ -118,12 +137,12 @@ class Guard:
         plan = plan_check(self.contract, {"A", *classes})
         return check_source(plan.with_parameters(self.parameters)).text if plan is not None else ""
 
-    def _compiled(self, plan: Plan, classes: frozenset[CostClass]) -> FunctionType:
+    def _compiled(self, plan: Plan, classes: frozenset[CostClass], noted: bool) -> FunctionType:
         outcome = _Outcome(self, plan, classes)
         reason = (
             f"a call of {self.operator} breaks its contract ({self.contract.id}); without fullgraph it is explained"
         )
-        source = self._source_of(plan, classes)
+        source = self._source_of(plan, classes, noted)
         failed = outcome.failed_after if plan.after_call else outcome.failed
         hooks = {
             "_failed": _untraced(failed, reason),
@@ -131,6 +150,7 @@ class Guard:
             "_tracing": is_tracing,
             "_jit_state": _jit_state(),
             "_tally": self._tally or _nothing,
+            "_note": leaving(self._side("leaving", classes)) if plan.after_call else entering(self._side("entering")),
             "_lets_through": constant(self._lets_through_traced),
             "_comptime": comptime,
             "_distrust": distrusting(plan.forgets),
@@ -138,12 +158,12 @@ class Guard:
         }
         return compile_check(source, f"{self.operator}{' result' if plan.after_call else ''}", hooks)
 
-    def _source_of(self, plan: Plan, classes: frozenset[CostClass]) -> CheckSource:
+    def _source_of(self, plan: Plan, classes: frozenset[CostClass], noted: bool) -> CheckSource:
         """The source of a check, written once for all guards of the contract: a model has the same norm many times."""
         made, counted = self.contract.plans, self._tally is not None
-        key = (classes, plan.after_call, plan.parameters, counted)
+        key = (classes, plan.after_call, plan.parameters, counted, noted)
         if key not in made:
-            made[key] = check_source(plan, counted=counted)
+            made[key] = check_source(plan, counted=counted, noted=noted)
         source: CheckSource = made[key]
         return source
 
@@ -188,6 +208,7 @@ class _Outcome:
 
     def failed(self, arguments: tuple[Any, ...]) -> GuardError | None:
         """The error to raise for a call with these arguments, if any."""
+        count_call()
         return self._explained(dict(zip(self._plan.parameters, arguments, strict=True)))
 
     def failed_after(self, handed: tuple[Any, tuple[Any, ...], tuple[Any, ...]]) -> GuardError | None:
@@ -230,6 +251,8 @@ class _Outcome:
             ids.append(statement.id if isinstance(statement, Require) else None)
         told = [rule_id for rule_id in ids if rule_id is not None]
         if len(told) == len(ids) and self._guard.reporter.repeated(self._guard, told):
+            if not self._plan.after_call:
+                count_call()
             return None
         return self.failed_after(arguments) if self._plan.after_call else self.failed(arguments)
 

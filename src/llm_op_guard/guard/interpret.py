@@ -39,7 +39,7 @@ class InterpretedCheck:
 
     `failed` and `failed_after` answer for a call that is not accepted: given the arguments, or the result, the state
     and the arguments, they return the error to raise, if any. `tally` counts checked calls, `jit_state` tells whether
-    torch.jit.trace is at work.
+    torch.jit.trace is at work. `notes` are those of the ledger, of arguments and of the result, where accepted.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class InterpretedCheck:
         failed_after: Failed,
         tally: Callable[[], None],
         jit_state: Callable[[], Any],
+        notes: tuple[Callable[[tuple[Any, ...]], Any], Callable[[Any, Any], None]],
     ) -> None:
         self._contract = contract
         self._parameters = parameters
@@ -60,6 +61,7 @@ class InterpretedCheck:
         self._failed_after = failed_after
         self._tally = tally
         self._jit_state = jit_state
+        self._note, self._note_result = notes
         judged = [clause for clause in contract.clauses if clause.cost_class in classes]
         self._is_awaited = any(clause.after_call for clause in judged)
         self._forgets = list(forgotten(judged))
@@ -86,7 +88,8 @@ class InterpretedCheck:
         if not accepted and (error := self._failed(arguments)) is not None:
             raise error
         tokens = self._forget(given)
-        return None if state is None else (*state, tokens)
+        call = self._note(arguments) if accepted else None
+        return call if state is None else (*state, tokens)
 
     def after(self, result: Any, state: Any) -> None:
         """Check what was returned: takes it and what the check before the call returned."""
@@ -105,6 +108,8 @@ class InterpretedCheck:
             accepted, facts = False, []
         if not accepted and (error := self._failed_after((result, state, arguments))) is not None:
             raise error
+        if accepted:
+            self._note_result(result, None)
         for path, owner, names, values in facts:
             remember(owner, names, values, tokens.get((path, names)))
 

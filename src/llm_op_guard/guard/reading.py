@@ -72,12 +72,17 @@ def is_beyond(value: Any) -> bool:
     """Whether `value` is beyond what the language speaks of.
 
     A tensor that is nested (it has no one shape), quantised (its dtype says nothing about its values) or not
-    initialised yet (it has no shape); or something that is no tensor and takes torch's functions over by
-    `__torch_function__`, as the stand-ins of `torch.fx` do: it alone knows what they mean.
+    initialised yet (it has no shape); or something that takes torch's functions over by a `__torch_function__` of its
+    own, as the stand-ins of `torch.fx` and `torch.nn.attention.bias.CausalBias` do: it alone knows what they mean, and
+    what its shape is of.
     """
     if not is_tensor(value):
         return any("__torch_function__" in vars(cls) for cls in type(value).__mro__)
     torch = sys.modules["torch"]
+    default = torch._C._disabled_torch_function_impl  # of parameters, fake tensors, DTensor
+    for cls in type(value).__mro__[: type(value).__mro__.index(torch.Tensor)]:
+        if vars(cls).get("__torch_function__", default) is not default:
+            return True
     return torch.nn.parameter.is_lazy(value) or bool(value.is_nested) or bool(value.is_quantized)
 
 

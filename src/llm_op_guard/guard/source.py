@@ -40,14 +40,15 @@ class CheckSource:
         return names_in_code(self.text)
 
 
-def check_source(plan: Plan, *, counted: bool = False) -> CheckSource:
+def check_source(plan: Plan, *, counted: bool = False, noted: bool = False) -> CheckSource:
     """The source of the function `check` for a plan.
 
     Before the call it takes `plan.parameters` and returns what the check after the call needs; after the call it
-    takes `(result, state)`. `counted` adds one tally for each checked call. The names that begin with an underscore
+    takes `(result, state)`. `counted` adds one tally for each checked call, `noted` a note of what was
+    accepted, which is returned where no check comes after. The names that begin with an underscore
     are those that `compile` puts in its namespace.
     """
-    writer = _CheckWriter(plan, counted)
+    writer = _CheckWriter(plan, counted, noted)
     names = writer.draft.names
     return CheckSource(writer.text(), names.dtype_sets, names.constants, names)
 
@@ -56,9 +57,10 @@ Block = tuple[tuple[Given, ...], list[str]]
 
 
 class _CheckWriter:
-    def __init__(self, plan: Plan, counted: bool) -> None:
+    def __init__(self, plan: Plan, counted: bool, noted: bool) -> None:
         self.plan = plan
         self.counted = counted
+        self.noted = noted
         self.draft = Draft(plan)
         self.types = TypeWriter(self.draft)
 
@@ -113,13 +115,7 @@ class _CheckWriter:
         yield "except Exception:  # anything but a plain yes: explain decides"
         yield "    pass"
         yield "else:"
-        if self.draft.doubts:
-            # What is legal, if odd, must not break the graph of a program that is compiled.
-            yield f"    _error = _noticed(_doubts, {arguments}) if _doubts and not _tracing() else None"
-            yield "    if _error is not None:"
-            yield "        raise _error"
-        # None: there is nothing to check after the call, or the call is broken already.
-        yield f"    return {'_state' if state else 'None'}"
+        yield from indented(self._accepted(arguments, "_state" if state else "None"))
         yield "if _tracing():"
         yield "    if _lets_through():"
         yield "        return None"
@@ -131,6 +127,22 @@ class _CheckWriter:
         if self.plan.forgets and not self.plan.after_call:
             yield self._forgets()
         yield "return None"
+
+    def _accepted(self, arguments: str, returned: str) -> Iterator[str]:
+        doubts = " and not _doubts" if self.draft.doubts else ""
+        if doubts:
+            # What is legal, if odd, must not break the graph of a program that is compiled.
+            yield f"_error = _noticed(_doubts, {arguments}) if _doubts and not _tracing() else None"
+            yield "if _error is not None:"
+            yield "    raise _error"
+        if self.noted:
+            yield f"if not _tracing(){doubts}:"
+            if self.plan.after_call:
+                yield "    _note(result, None)"
+            else:
+                yield f"    {'' if self.plan.has_later else 'return '}_note({arguments})"
+        # None: there is nothing to check after the call, or the call is broken already.
+        yield f"return {returned}"
 
     def _state(self) -> Iterator[str]:
         if self.plan.after_call or not self.plan.has_later:

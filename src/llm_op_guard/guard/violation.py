@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from llm_op_guard.contract.model import CostClass
+from llm_op_guard.guard.call import Call, to_json
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,52 @@ class CallSite:
 
 
 @dataclass(frozen=True)
+class LastSeen:
+    """Where a tensor was before it broke a rule: the last guarded call of its thread that had it.
+
+    `when` says whether it went in, as `argument`, or came out; `valid` that it was judged there and broke no rule, else
+    it was only seen. `module_class` and `layer_idx` are those of the module whose call it was, where known. `calls_ago`
+    is how many guarded calls have begun since, the one that breaks the rule among them. `is_view` says that it is a
+    view of what was seen, and not the same tensor. `changes` is how many changes in place torch has counted since;
+    None where it counts none (inference mode), and writes that go past torch are in no count.
+    """
+
+    operator: str
+    site: str
+    when: Literal["entering", "leaving"]
+    valid: bool
+    argument: str | None
+    module_class: str | None
+    layer_idx: int | None
+    calls_ago: int
+    is_view: bool
+    changes: int | None
+
+    def __str__(self) -> str:
+        text = f"last {'valid' if self.valid else 'seen'} {self.when} {self.operator}"
+        if self.is_view:
+            text = f"a view of what was {text}"
+        if self.argument is not None:
+            text += f" as {self.argument}"
+        if self.module_class is not None and not self.operator.startswith(f"{self.module_class}."):
+            text += f" of {self.module_class}"
+        if self.layer_idx is not None:
+            text += f", layer {self.layer_idx}"
+        if self.calls_ago:
+            text += f", {self.calls_ago} guarded call{'s' if self.calls_ago > 1 else ''} ago"
+        return f"{text}, and changed in place since" if self.changes else text
+
+
+@dataclass(frozen=True)
 class Violation:
     """One broken rule.
 
     `argument` is what to look at first, `observed` and `expected` say what is wrong with it, `bindings` where the
     symbols of the rule got their values, `because` why the rule holds, `hint` the likely cause. `site` is where the
     guard is installed, `call_site` who called it, `blames` whose rule it was to keep: the caller's, or (a promise of
-    the contract) the operator's. `waived` is the reason of the waiver that let it pass, if one did.
+    the contract) the operator's. `waived` is the reason of the waiver that let it pass, if one did. `last_seen` is
+    where the tensor was before, if `track` is on and it is known. `call` are the arguments as data, without what
+    tensors hold: what a capsule is made of.
     """
 
     operator: str
@@ -80,6 +120,8 @@ class Violation:
     error: str | None = None
     blames: Literal["caller", "operator"] = "caller"
     waived: str | None = None
+    last_seen: LastSeen | None = None
+    call: Call | None = field(default=None, compare=False, repr=False)
 
     @property
     def summary(self) -> str:
@@ -88,7 +130,8 @@ class Violation:
 
     def to_dict(self) -> dict[str, Any]:
         """The violation as JSON-ready data."""
-        data = asdict(self)
+        data = asdict(replace(self, call=None))
+        data["call"] = None if self.call is None else to_json(self.call)
         data["bindings"] = [{"symbol": b.symbol, "value": b.value, "sources": list(b.sources)} for b in self.bindings]
         data["tensors"] = [{**asdict(t), "shape": list(t.shape)} for t in self.tensors]
         return data

@@ -15,6 +15,7 @@ from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.parse import stub_signature
 from llm_op_guard.guard.guard import Guard
 from llm_op_guard.install.builtin import BuiltinSite, Replaced
+from llm_op_guard.install.producer import Producer
 from llm_op_guard.install.site import Refusal, Site
 from llm_op_guard.install.watch import ModuleWatch
 from llm_op_guard.policy import Policy
@@ -49,6 +50,9 @@ class Integration(Protocol):
     def candidates(self, module: ModuleType) -> Iterator[Candidate]:
         """The operators in a loaded module."""
 
+    def producers(self, module: ModuleType) -> Iterator[Producer]:
+        """What makes tensors for them in a loaded module, and is followed where somebody tracks."""
+
 
 @dataclass
 class Report:
@@ -77,6 +81,7 @@ class Installer:
         self.integration = integration
         self.sites: list[Site] = []
         self.refused: list[Refusal] = []
+        self._producers: list[Producer] = []
         self._make_guard = make_guard
         self._lock = threading.RLock()
         self._seen: dict[int, Callable[..., Any]] = {}
@@ -105,10 +110,11 @@ class Installer:
             self._watch.stop()
             left = [
                 Refusal(site.name, "changed by somebody else since; left alone")
-                for site in self.sites
+                for site in self._places()
                 if not site.remove()
             ]
             self.sites.clear()
+            self._producers.clear()
             self.refused.clear()
             self._seen.clear()
             return left
@@ -116,14 +122,19 @@ class Installer:
     def adjust(self) -> None:
         """Follow a change of policy."""
         with self._lock:
-            for site in self.sites:
+            for site in self._places():
                 site.adjust()
+
+    def _places(self) -> list[Site | Producer]:
+        return [*self.sites, *self._producers]
 
     def _loaded(self, module: ModuleType) -> None:
         with self._lock:
             try:
                 for candidate in self.integration.candidates(module):
                     self._take_or_refuse(candidate)
+                for producer in self.integration.producers(module):
+                    self._follow(producer)
             except Exception as error:  # a module that cannot be looked through must not stop the program
                 self._failed(module.__name__, error)
 
@@ -145,6 +156,12 @@ class Installer:
         self._seen[id(seen)] = seen
         site.adjust()
         self.sites.append(site)
+
+    def _follow(self, producer: Producer) -> None:
+        if id(producer.function) not in self._seen:
+            self._seen[id(producer.function)] = producer.function
+            producer.adjust()
+            self._producers.append(producer)
 
     def _refuse(self, refusal: Refusal) -> None:
         if refusal not in self.refused:

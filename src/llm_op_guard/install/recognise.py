@@ -10,10 +10,10 @@ import linecache
 import symtable
 import tokenize
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from llm_op_guard.install.patch import is_call, original_code
 from llm_op_guard.install.wrapper import Parameters
@@ -46,8 +46,35 @@ class _Own:
     outside: tuple[str, ...]
 
 
-# By identity: code objects compare by value, and functions that differ in their defaults have equal ones.
-_owns: dict[int, tuple[weakref.ref[CodeType], _Own]] = {}
+_More = ParamSpec("_More")
+_Answer = TypeVar("_Answer")
+
+
+def once_for_code(
+    ask: Callable[Concatenate[FunctionType, _More], _Answer],
+) -> Callable[Concatenate[FunctionType, _More], _Answer]:
+    """`ask(function, …)`, asked once for the code that a function has now and its globals.
+
+    Other code is asked for anew; neither code nor functions are kept alive. Functions with free variables, which may
+    share their code and do something else, are asked for each time; the class that `super()` needs is none of these.
+    """
+    # By identity: code objects compare by value, and functions that differ in their defaults have equal ones.
+    answers: dict[int, tuple[weakref.ref[CodeType], dict[Any, _Answer]]] = {}
+
+    @functools.wraps(ask)
+    def asked(function: FunctionType, /, *more: _More.args, **named: _More.kwargs) -> _Answer:
+        code = original_code(function)
+        if code.co_freevars not in ((), ("__class__",)):
+            return ask(function, *more, **named)
+        key = id(code)
+        if key not in answers:
+            answers[key] = weakref.ref(code, lambda _: answers.pop(key, None)), {}
+        known, call = answers[key][1], (id(function.__globals__), more, tuple(named.items()))
+        if call not in known:
+            known[call] = ask(function, *more, **named)
+        return known[call]
+
+    return asked
 
 
 def fingerprint(function: object) -> Fingerprint | Refused:
@@ -88,26 +115,42 @@ def fingerprint(function: object) -> Fingerprint | Refused:
     return Fingerprint(_digest("\n".join((own.digest, *reaches))), reaches)
 
 
+def digest_of(function: object) -> str:
+    """The digest of a function's code, empty where there is none (`fingerprint`): cheap enough for every call.
+
+    Code that is put into the function later has its own; what it calls is looked at once.
+    """
+    return _digest_now(function) if isinstance(function, FunctionType) else ""
+
+
+@once_for_code
+def _digest_now(function: FunctionType) -> str:
+    code = fingerprint(function)
+    return code.digest if isinstance(code, Fingerprint) else ""
+
+
 def innermost(function: object) -> FunctionType | Refused:
     """The plain function within methods, `staticmethod` and `classmethod` objects and `functools.wraps` decorators.
 
     A guarded function is itself, armed or not: where its source stands is not another function.
     """
-    current = function
-    visited: list[object] = []
-    while not any(current is earlier for earlier in visited):
-        visited.append(current)
-        if isinstance(current, MethodType | staticmethod | classmethod):
-            current = current.__func__
-            continue
-        # Static, because an object that makes up attributes (a mock, a lazy namespace) must not be asked for one.
-        wrapped = inspect.getattr_static(current, "__wrapped__", None)
-        if wrapped is not None and not is_call(wrapped):
+    current: Any = function
+    visited: set[int] = set()
+    while id(current) not in visited:
+        visited.add(id(current))
+        if isinstance(current, FunctionType):
+            wrapped = current.__dict__.get("__wrapped__")
+            if wrapped is None or is_call(wrapped):
+                return current
             current = wrapped
-        elif isinstance(current, FunctionType):
-            return current
+        elif isinstance(current, MethodType | staticmethod | classmethod):
+            current = current.__func__
         else:
-            return Refused(f"not a Python function but {type(current).__name__}")
+            # Static, because an object that makes up attributes (a mock, a lazy namespace) must not be asked for one.
+            wrapped = inspect.getattr_static(current, "__wrapped__", None)
+            if wrapped is None:
+                return Refused(f"not a Python function but {type(current).__name__}")
+            current = wrapped
     return Refused("its __wrapped__ leads back to itself")
 
 
@@ -136,16 +179,10 @@ def _reached_from(function: FunctionType, names: tuple[str, ...]) -> Iterator[tu
             yield name, value
 
 
+@once_for_code
 def _own(function: FunctionType) -> _Own | Refused:
-    code = original_code(function)
-    key = id(code)
-    if key in _owns:
-        return _owns[key][1]
-    parsed = _parsed(code, function.__globals__)
-    if isinstance(parsed, Refused):
-        return parsed
-    _owns[key] = weakref.ref(code, lambda _: _owns.pop(key, None)), parsed.own
-    return parsed.own
+    parsed = _parsed(original_code(function), function.__globals__)
+    return parsed if isinstance(parsed, Refused) else parsed.own
 
 
 def _parsed(code: CodeType, module_globals: dict[str, Any]) -> _Parsed | Refused:

@@ -7,6 +7,7 @@ import threading
 from dataclasses import dataclass
 from types import FunctionType
 
+from llm_op_guard.guard import ledger
 from llm_op_guard.guard.guard import Guard
 from llm_op_guard.install.binding import PACKED, Binding
 from llm_op_guard.install.patch import Patch
@@ -31,6 +32,7 @@ class Site:
         self.patch = Patch(function, guard.parameters if binding is None else PACKED)
         self._binding = binding
         self._classes: frozenset[str] = frozenset()
+        self._noted = False
         self._lock = threading.Lock()
 
     @property
@@ -42,13 +44,14 @@ class Site:
         """Check what the policy has switched on, or give the function its own code back when that is nothing."""
         with self._lock:
             classes = anywhere(self.guard.defaults, self.guard.names) & self.guard.classes
-            if classes == self._classes:
+            noted = ledger.is_on()
+            if classes == self._classes and noted == self._noted:
                 return
-            self._classes = classes
+            self._classes, self._noted = classes, noted
             if not classes:
                 self._disarm()
                 return
-            check, check_result = self.guard.checks(c for c in CLASSES if c in classes)
+            check, check_result = self.guard.checks([c for c in CLASSES if c in classes], noted=noted)
             if self._binding is not None:
                 check = self._binding.around(check)
             try:

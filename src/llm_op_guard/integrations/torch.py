@@ -17,6 +17,7 @@ from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.parse import parse_stubs
 from llm_op_guard.install.builtin import Replaced, underneath
 from llm_op_guard.install.installer import Candidate
+from llm_op_guard.install.producer import Producer
 from llm_op_guard.install.recognise import Refused, fingerprint
 from llm_op_guard.policy import Action, Policy, Setting
 
@@ -62,6 +63,10 @@ class TorchIntegration:
                 _METADATA,
                 replaced=place,
             )
+
+    def producers(self, module: ModuleType) -> Iterator[Producer]:  # noqa: ARG002 - the protocol's
+        """None: what these make is known by their guards."""
+        yield from ()
 
 
 def _unknown(name: str, found: object) -> str | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llm_op_guard.report.log_page import log_page
 from llm_op_guard.report.terminal import Terminal
 
 _LONGEST_LINE = 1 << 20
@@ -121,9 +122,14 @@ def _lines(file: Any) -> Iterator[bytes | None]:
         yield None
 
 
-def main(out: Terminal, complaints: Terminal, files: Iterable[str], *, as_json: bool) -> tuple[bool, bool]:
-    """Print what these files say; (whether they say anything, whether one of them could not be read)."""
-    digest, unreadable = Digest(), False
+def main(
+    out: Terminal, complaints: Terminal, files: Iterable[str], *, as_json: bool, html_file: str | None = None
+) -> tuple[bool, bool]:
+    """Print what these files say, and write it as a page where one is wanted.
+
+    (Whether they say anything, whether a file could not be read or the page not be written.)
+    """
+    digest, unreadable = Digest(), []
     seen: set[Path] = set()
     for name in files:
         path = Path(name)
@@ -133,8 +139,8 @@ def main(out: Terminal, complaints: Terminal, files: Iterable[str], *, as_json: 
         try:
             digest.read(path)
         except OSError as error:
-            complaints.error(f"cannot read {name}: {error.strerror}")
-            unreadable = True
+            unreadable.append(f"cannot read {name}: {error.strerror}")
+            complaints.error(unreadable[-1])
     for name, count in digest.skipped.items():
         complaints.warning(f"{name}: {count} line{'' if count == 1 else 's'} could not be understood, and not counted")
     if as_json:
@@ -143,7 +149,17 @@ def main(out: Terminal, complaints: Terminal, files: Iterable[str], *, as_json: 
         out.line(render(digest, out))
     if not digest.rows and not unreadable:
         complaints.error("there are no records in these files; og.record_to and LLM_OP_GUARD_RECORD write them")
-    return bool(digest.rows), unreadable
+    is_written = html_file is None or _write_page(complaints, html_file, log_page(digest.to_dict(), unreadable))
+    return bool(digest.rows), bool(unreadable) or not is_written
+
+
+def _write_page(complaints: Terminal, file: str, page: str) -> bool:
+    try:
+        Path(file).write_text(page, encoding="utf-8")
+    except OSError as error:
+        complaints.error(f"cannot write {file}: {error.strerror or error}")
+        return False
+    return True
 
 
 _TITLES = ("count", "waived", "false alarms", "first", "last", "site and rule")

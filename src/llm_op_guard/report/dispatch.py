@@ -12,8 +12,11 @@ from weakref import WeakKeyDictionary
 
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.errors import GUARD_ERRORS, GuardError, GuardWarning
-from llm_op_guard.guard.context import all_arguments, call_site, tensor_metadata
+from llm_op_guard.guard.call import Call
+from llm_op_guard.guard.capture import capture
+from llm_op_guard.guard.context import all_arguments, call_site, tensor_metadata, tensor_named
 from llm_op_guard.guard.guard import Guard
+from llm_op_guard.guard.ledger import last_seen
 from llm_op_guard.guard.violation import Violation
 from llm_op_guard.policy import Action, Policy, current
 from llm_op_guard.report.record import Record
@@ -156,10 +159,27 @@ def _action(effective: Policy, violation: Violation) -> Action:
 def _dressed(subject: Subject, violations: list[Violation], arguments: Mapping[str, Any]) -> list[Violation]:
     """The violations with what surrounds them: the arguments are all that there are."""
     caller, tensors = call_site(), tensor_metadata(subject.contract, arguments)
+    call = _captured(subject.contract, arguments, [violation.rule_id for violation in violations])
     return [
-        replace(violation, operator=subject.operator, site=subject.site, call_site=caller, tensors=tensors)
+        replace(
+            violation,
+            operator=subject.operator,
+            site=subject.site,
+            call_site=caller,
+            tensors=tensors,
+            call=call,
+            last_seen=last_seen(tensor_named(violation.argument, subject.contract, arguments)),
+        )
         for violation in violations
     ]
+
+
+def _captured(contract: Contract, arguments: Mapping[str, Any], broken: list[str]) -> Call | None:
+    try:
+        return capture(contract, arguments, broken)
+    except Exception:  # arguments that do not even let themselves be described: the diagnosis goes without
+        logger.debug("a call could not be kept as data", exc_info=True)
+        return None
 
 
 def _error(violations: list[Violation]) -> GuardError:

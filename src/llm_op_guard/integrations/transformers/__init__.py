@@ -12,6 +12,7 @@ from types import ModuleType
 from llm_op_guard.contract.vocabulary import declare
 from llm_op_guard.guard import functions
 from llm_op_guard.install.installer import Candidate
+from llm_op_guard.install.producer import Producer
 from llm_op_guard.integrations.transformers import (
     attention,
     cache_updates,
@@ -29,7 +30,6 @@ from llm_op_guard.integrations.transformers.known import LIBRARY
 PARTS = (rope, norms, moe, attention, cache_updates, masks, entry, logits)
 _OTHER_MODULES = frozenset(
     {
-        *attention.INTEGRATIONS,
         cache_updates.CACHE_MODULE,
         entry.GENERATION_MODULE,
         logits.PROCESSORS_MODULE,
@@ -37,9 +37,15 @@ _OTHER_MODULES = frozenset(
     }
 )
 FAMILIES = tuple(family for part in PARTS for family in part.FAMILIES)
+KNOWN = tuple(known for part in (rope, norms, moe, caches, masks, models) for known in part.KNOWN)
+LEFT_OUT = {
+    digest: code
+    for part in (rope, norms, attention, cache_updates, masks, logits)
+    for digest, code in part.LEFT_OUT.items()
+}
 
 
-__all__ = ["FAMILIES", "LIBRARY", "TransformersIntegration", "register"]
+__all__ = ["FAMILIES", "KNOWN", "LEFT_OUT", "LIBRARY", "TransformersIntegration", "register"]
 
 
 class TransformersIntegration:
@@ -52,6 +58,8 @@ class TransformersIntegration:
         if module in _OTHER_MODULES:
             return True
         parent, _, file = module.rpartition(".")
+        if parent == attention.INTEGRATIONS:
+            return True
         # Until version 5 there are models of TensorFlow and Flax beside them.
         return (
             parent.startswith("transformers.models.")
@@ -63,6 +71,10 @@ class TransformersIntegration:
         """The operators that a module defines, recognised or refused."""
         for part in PARTS:
             yield from part.candidates(module)
+
+    def producers(self, module: ModuleType) -> Iterator[Producer]:
+        """The modules that make the tables of rotary embeddings."""
+        return rope.producers(module)
 
 
 def register() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 from llm_op_guard.install.installer import Candidate
+from llm_op_guard.install.recognise import innermost
 from llm_op_guard.integrations.transformers.known import Code, Family, known
 
 _EAGER = (
@@ -134,37 +136,106 @@ _FUNCTIONS = {
     "paged_attention_forward": (),
 }
 
-# Code that was read and has no contract: in 5.24.0, then in 4.57.6.
-_LEFT_OUT = {
-    "b39b41f66d07a565": "it calls sdpa_attention_forward alone",
-    "a1c9aa68929d0caa": "it calls flash_attention_forward alone",
-    "031463580e25b680": "its mask differs from head to head",
-    "30abe81578fe03f7": "its keys are those of a paged cache, which it updates",
-    "ccde6372881da2fb": "its keys are those of a paged cache, which it updates",
-    "e1b8bc67e8090d55": "its keys are those of a paged cache, which it updates",
-    "ee2d0a1727d4953d": "its mask differs from head to head",
-    "b31f82b4ba632d91": "queries, keys and values are one tensor, which its module made",
-    "e78dd05cadd0f1c9": "queries, keys and values are one tensor, which its module made",
-    "02b680d0398cebee": "queries, keys and values are one tensor, which its module made",
+# Code that was read and has no contract.
+_LINEAR = "it is a linear attention, whose states have no contract"
+_RECURRENT = "it is a recurrent cell, whose states have no contract"
+LEFT_OUT = {
+    "b39b41f66d07a565": Code(
+        "integrations.sdpa_paged.sdpa_attention_paged_forward", reason="it calls sdpa_attention_forward alone"
+    ),
+    "a1c9aa68929d0caa": Code(
+        "integrations.flash_paged.paged_attention_forward", reason="it calls flash_attention_forward alone"
+    ),
+    "031463580e25b680": Code("doge", reason="its mask differs from head to head"),
+    "30abe81578fe03f7": Code(
+        "integrations.sdpa_paged.sdpa_attention_paged_forward",
+        reason="its keys are those of a paged cache, which it updates",
+        versions=("4.57.6",),
+    ),
+    "ccde6372881da2fb": Code(
+        "integrations.flash_paged.paged_attention_forward",
+        reason="its keys are those of a paged cache, which it updates",
+        versions=("4.57.6",),
+    ),
+    "e1b8bc67e8090d55": Code(
+        "integrations.eager_paged.eager_paged_attention_forward",
+        reason="its keys are those of a paged cache, which it updates",
+        versions=("4.57.6",),
+    ),
+    "ee2d0a1727d4953d": Code("doge", reason="its mask differs from head to head", versions=("4.57.6",)),
+    "b31f82b4ba632d91": Code(
+        "modernbert", reason="queries, keys and values are one tensor, which its module made", versions=("4.57.6",)
+    ),
+    "e78dd05cadd0f1c9": Code(
+        "modernbert", reason="queries, keys and values are one tensor, which its module made", versions=("4.57.6",)
+    ),
+    "02b680d0398cebee": Code(
+        "modernbert", reason="queries, keys and values are one tensor, which its module made", versions=("4.57.6",)
+    ),
+    "f0272f57834032f8": Code(
+        "integrations.msa_attention.msa_attention_forward",
+        reason="it calls sdpa_attention_forward, or a kernel that chooses keys in blocks",
+    ),
+    "efcbeca2aa7f3e80": Code(
+        "integrations.flex_attention.compile_friendly_flex_attention",
+        reason="flex_attention_forward, which calls it, is guarded",
+    ),
+    "dc651790ec8c0017": Code(
+        "integrations.flex_attention.compile_friendly_flex_attention",
+        reason="flex_attention_forward, which calls it, is guarded",
+        versions=("4.57.6",),
+    ),
+    "db730d1246f6a49f": Code("kimi_linear, bailing_hybrid, glm5_next", reason=_LINEAR),
+    "7e259977e2ea7606": Code("kimi_linear, bailing_hybrid, glm5_next", reason=_LINEAR),
+    "4d7dda5d29ac43d3": Code("qwen3_next and 5 others", reason=_LINEAR),
+    "6b20d96b43acd2e9": Code("qwen3_next and 5 others", reason=_LINEAR),
+    "218cb4e78fa5a4da": Code("qwen3_next", reason=_LINEAR, versions=("4.57.6",)),
+    "10d17f145a796b04": Code("qwen3_next", reason=_LINEAR, versions=("4.57.6",)),
+    "f783bdae868aec6a": Code(
+        "mra", reason="it attends to blocks, of heads in the batch", versions=("4.57.6", "5.24.0")
+    ),
+    "ea75c4733bb6c7a3": Code(
+        "mra", reason="it attends to blocks, of heads in the batch", versions=("4.57.6", "5.24.0")
+    ),
+    "f9a9f69a30247081": Code("xlstm", reason=_RECURRENT),
+    "3d69dcab5fa7d867": Code("xlstm", reason=_RECURRENT),
+    "d9d6de2953610f72": Code("xlstm", reason=_RECURRENT),
+    "01a6ce3de557a108": Code("xlstm", reason=_RECURRENT),
+    "1fec8c49181c54bf": Code("xlstm", reason=_RECURRENT, versions=("4.57.6", "5.24.0")),
+    "b3620cf89d1f9c6d": Code("xlstm", reason=_RECURRENT, versions=("4.57.6", "5.24.0")),
+    "63fe574df017a1da": Code("xlstm", reason=_RECURRENT, versions=("4.57.6",)),
+    "00a17516fbceeb0a": Code("xlstm", reason=_RECURRENT, versions=("4.57.6",)),
+    "a77e702cf4568068": Code("xlstm", reason=_RECURRENT, versions=("4.57.6",)),
+    "b414e66168c049e7": Code("xlstm", reason=_RECURRENT, versions=("4.57.6",)),
 }
 
-# The modules that are for all models, each with the function that must be there.
-INTEGRATIONS = {
-    "transformers.integrations.sdpa_attention": "sdpa_attention_forward",
-    "transformers.integrations.flash_attention": "flash_attention_forward",
-    "transformers.integrations.flex_attention": "flex_attention_forward",
-    "transformers.integrations.eager_paged": "eager_paged_attention_forward",
-    "transformers.integrations.sdpa_paged": "sdpa_attention_paged_forward",
-    "transformers.integrations.flash_paged": "paged_attention_forward",
+# The modules that are for all models, with the functions that must be there.
+INTEGRATIONS = "transformers.integrations"
+_NEEDED = {
+    "sdpa_attention": "sdpa_attention_forward",
+    "flash_attention": "flash_attention_forward",
+    "flex_attention": "flex_attention_forward",
+    "eager_paged": "eager_paged_attention_forward",
+    "sdpa_paged": "sdpa_attention_paged_forward",
+    "flash_paged": "paged_attention_forward",
 }
+_TAKES = frozenset({"query", "key", "value"})
 
 
 def candidates(module: ModuleType) -> Iterator[Candidate]:
     """The functions of a module, unless they are imported from another, where they are guarded or refused."""
     name = module.__name__
-    needed = INTEGRATIONS.get(name)
+    parent, _, file = name.rpartition(".")
+    needed = _NEEDED.get(file) if parent == INTEGRATIONS else None
     if needed is not None and needed not in module.__dict__:
         yield Candidate(f"{name}.{needed}", needed, reason="this version of Transformers has no such function")
     for function, found in list(module.__dict__.items()):
-        if function in _FUNCTIONS and getattr(found, "__module__", name) == name:
-            yield known(f"{name}.{function}", function, found, *_FUNCTIONS[function], left_out=_LEFT_OUT)
+        if getattr(found, "__module__", name) == name and (function in _FUNCTIONS or _attends(function, found)):
+            families = _FUNCTIONS.get(function, ())
+            yield known(f"{name}.{function}", function, found, *families, left_out=LEFT_OUT)
+
+
+def _attends(name: str, found: object) -> bool:
+    """Whether that is a function of queries, keys and values; what begins with an underscore is called by these."""
+    function = None if name.startswith("_") or isinstance(found, type) else innermost(found)
+    return isinstance(function, FunctionType) and set(inspect.signature(function).parameters) >= _TAKES

@@ -47,10 +47,10 @@ FAMILIES = (
 CACHE_MODULE = "transformers.cache_utils"
 
 # Code that was read and has no contract.
-_LEFT_OUT = {
-    "DummyLayer": "it holds nothing, and says so",
-    "UnlimitedOcrDynamicReferenceSlidingWindowLayer": "it keeps the prompt apart from the window",
-    "UnlimitedOcrStaticReferenceSlidingWindowLayer": "it keeps the prompt apart from the window",
+LEFT_OUT = {
+    "c3f965074b8d8c80": Code("DummyLayer", reason="it holds nothing, and says so"),
+    "d4f076ddb22ab079": Code("unlimited_ocr", reason="it keeps the prompt apart from the window"),
+    "da2528865b7152b9": Code("unlimited_ocr", reason="it keeps the prompt apart from the window"),
 }
 _KINDS = frozenset({"Cache", "CacheLayerMixin", "DummyLayer"})
 
@@ -64,10 +64,7 @@ def candidates(module: ModuleType) -> Iterator[Candidate]:
         if update is None or getattr(update, "__isabstractmethod__", False):
             continue
         site, operator = f"{cls.__module__}.{cls.__name__}.update", f"{cls.__name__}.update"
-        if cls.__name__ in _LEFT_OUT:
-            yield Candidate(site, operator, reason=_LEFT_OUT[cls.__name__])
-        else:
-            yield known(site, operator, update, *FAMILIES)
+        yield known(site, operator, update, *FAMILIES, left_out=LEFT_OUT)
 
 
 def _holds_keys(cls: type) -> bool:

@@ -7,8 +7,7 @@ another version, has no answer. A program that is traced gets none either: a cac
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache as remembered
+from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -16,14 +15,59 @@ from llm_op_guard.contract.vocabulary import Function
 from llm_op_guard.guard.functions import numel
 from llm_op_guard.guard.memory import recall
 from llm_op_guard.guard.reading import NotApplicable, attribute, is_a, is_tensor, present
-from llm_op_guard.install.recognise import Fingerprint, fingerprint
+from llm_op_guard.install.recognise import digest_of
+from llm_op_guard.integrations.transformers.known import Code, KnownCode
 
 # Of caches: that of the layers, and that of the self-attention cache of an encoder and decoder.
-_LENGTH, _LENGTH_OF_DECODER = "16edc69b624341e4", "4cd35ae922fe5c2a"
-_LENGTH_OF_FIRST = "a0a17d0a444e2b57"  # in Transformers 4, whatever layer it is
-_CAPACITY, _CAPACITY_OF_DECODER = "ddd79ce8cd88fa8e", "63966cc5c8722aa9"
-_SHAPE, _SHAPE_OF_DECODER = "0b20ad40a4980539", "7f284e764d8cfa73"  # in Transformers 4
-_COUNT, _COUNT_OF_DECODER = "cb4a7bda1adf7b54", "03b7ab59d85fe91a"
+_LENGTH = {"16edc69b624341e4": Code("Cache")}
+_LENGTH_OF_FIRST = {"a0a17d0a444e2b57": Code("Cache: of the first layer, whatever it is", versions=("4.57.6",))}
+_LENGTH_OF_DECODER = {"4cd35ae922fe5c2a": Code("EncoderDecoderCache", versions=("4.57.6", "5.24.0"))}
+_CAPACITY = {"ddd79ce8cd88fa8e": Code("Cache")}
+_CAPACITY_OF_DECODER = {"63966cc5c8722aa9": Code("EncoderDecoderCache")}
+_SHAPE = {"0b20ad40a4980539": Code("Cache", versions=("4.57.6",))}
+_SHAPE_OF_DECODER = {"7f284e764d8cfa73": Code("EncoderDecoderCache", versions=("4.57.6",))}
+_COUNT = {"cb4a7bda1adf7b54": Code("Cache", versions=("4.57.6", "5.24.0"))}
+_COUNT_OF_DECODER = {"03b7ab59d85fe91a": Code("EncoderDecoderCache", versions=("4.57.6", "5.24.0"))}
+# Of layers.
+_GROWN = {"51c5e8015a85d7a7": Code("DynamicLayer", versions=("4.57.6", "5.24.0"))}
+_COUNTED = {
+    "a1f93eb7ef6d0371": Code(
+        "DynamicSlidingWindowLayer, QuantizedLayer; StaticSlidingWindowLayer of 4", versions=("4.57.6", "5.24.0")
+    )
+}
+_COUNTED_TWICE = {"d58eedf4b778c46f": Code("StaticSlidingWindowLayer")}
+_COUNTED_ON_THE_DEVICE = {
+    "017b00efd317fbc9": Code("StaticLayer"),
+    "d12b2c797e5051fa": Code("StaticLayer", versions=("4.57.6",)),
+}
+_ENDLESS = {"ad9d3e1b6237a37e": Code("DynamicLayer, DummyLayer")}
+_WINDOW = {"cf2f5e535749cda2": Code("DynamicSlidingWindowLayer")}
+_ROOM = {"0ab768cbfb11f103": Code("StaticLayer")}
+_ENDLESS_SHAPE = {"59246556a618fcf6": Code("DynamicLayer", versions=("4.57.6",))}
+_WINDOW_SHAPE = {"d57899dfa0281a1a": Code("DynamicSlidingWindowLayer", versions=("4.57.6",))}
+_ROOM_SHAPE = {"f49f83f89171792d": Code("StaticLayer", versions=("4.57.6",))}
+
+KNOWN = tuple(
+    KnownCode(
+        f"caches: {method}",
+        rf"transformers\.cache_utils\.\w+\.{method}",
+        {digest: known for some in code for digest, known in some.items()},
+    )
+    for method, code in {
+        "get_seq_length": (
+            _LENGTH,
+            _LENGTH_OF_FIRST,
+            _LENGTH_OF_DECODER,
+            _GROWN,
+            _COUNTED,
+            _COUNTED_TWICE,
+            _COUNTED_ON_THE_DEVICE,
+        ),
+        "get_max_length": (_CAPACITY, _CAPACITY_OF_DECODER, _ENDLESS, _WINDOW, _ROOM),
+        "get_max_cache_shape": (_SHAPE, _SHAPE_OF_DECODER, _ENDLESS_SHAPE, _WINDOW_SHAPE, _ROOM_SHAPE),
+        "__len__": (_COUNT, _COUNT_OF_DECODER),
+    }.items()
+)
 
 
 def cache_length(cache: Any) -> Any:
@@ -33,12 +77,12 @@ def cache_length(cache: Any) -> Any:
     """
     if is_a(cache, tuple | list):
         return _pairs(cache)[0][0].shape[-2]
-    cache = _of_decoder(cache, "get_seq_length", (_LENGTH, _LENGTH_OF_FIRST), _LENGTH_OF_DECODER)
+    cache = _of_decoder(cache, "get_seq_length", {**_LENGTH, **_LENGTH_OF_FIRST}, _LENGTH_OF_DECODER)
     layers = _layers(cache)
     if not layers:
         return 0
-    if _digest(cache, "get_seq_length") == _LENGTH and not _is_attention(layers[0], cache, "get_seq_length"):
-        if _method(layers[0], "get_seq_length") is not None or _digest(cache, "__len__") != _COUNT:
+    if _digest(cache, "get_seq_length") in _LENGTH and not _is_attention(layers[0], cache, "get_seq_length"):
+        if _method(layers[0], "get_seq_length") is not None or _digest(cache, "__len__") not in _COUNT:
             raise NotApplicable
         layers = [layer for layer in layers if _is_attention(layer, cache, "get_seq_length")]
         if not layers:
@@ -54,7 +98,7 @@ def cache_capacity(cache: Any) -> int:
     method, own, of_decoder = "get_max_length", _CAPACITY, _CAPACITY_OF_DECODER
     if _method(cache, method) is None:
         method, own, of_decoder = "get_max_cache_shape", _SHAPE, _SHAPE_OF_DECODER
-    cache = _of_decoder(cache, method, (own,), of_decoder)
+    cache = _of_decoder(cache, method, own, of_decoder)
     found: list[int] = []
     for layer in _layers(cache):
         capacity = _answer(layer, method, _CAPACITIES)
@@ -71,7 +115,7 @@ def cache_layers(cache: Any) -> int:
     """The layers of a cache; raises NotApplicable where it makes them as they come."""
     if is_a(cache, tuple | list):
         return len(_pairs(cache))
-    cache = _of_decoder(cache, "__len__", (_COUNT,), _COUNT_OF_DECODER)
+    cache = _of_decoder(cache, "__len__", _COUNT, _COUNT_OF_DECODER)
     if attribute(cache, "layer_class_to_replicate") is not None:
         raise NotApplicable
     return len(_layers(cache))
@@ -81,7 +125,7 @@ def cache_layers_in_use(cache: Any) -> int:
     """The layers of a cache up to the last one that holds tokens; raises NotApplicable where that is not known."""
     if is_a(cache, tuple | list):
         return len(_pairs(cache))
-    cache = _of_decoder(cache, "get_seq_length", (_LENGTH, _LENGTH_OF_FIRST), _LENGTH_OF_DECODER)
+    cache = _of_decoder(cache, "get_seq_length", {**_LENGTH, **_LENGTH_OF_FIRST}, _LENGTH_OF_DECODER)
     layers = _layers(cache)
     for count in range(len(layers), 0, -1):
         if _answer(layers[count - 1], "get_seq_length", _LENGTHS) > 0:
@@ -132,6 +176,9 @@ READERS: dict[Function, Callable[[Any], Any]] = {
 # ---------------------------------------------------------------- layers
 
 
+_Reading = tuple[Mapping[str, Code], Callable[[Any], Any]]
+
+
 def _grown(layer: Any) -> Any:
     if attribute(layer, "is_initialized") is False:
         return 0
@@ -145,27 +192,22 @@ def _counted_on_the_device(layer: Any) -> int:
     return 0
 
 
-_LENGTHS: dict[str, Callable[[Any], Any]] = {
-    "51c5e8015a85d7a7": _grown,
-    "a1f93eb7ef6d0371": lambda layer: attribute(layer, "cumulative_length"),
-    "017b00efd317fbc9": _counted_on_the_device,
-    "d58eedf4b778c46f": lambda layer: attribute(layer, "cumulative_length_int"),
-    "d12b2c797e5051fa": _counted_on_the_device,  # in Transformers 4
-}
-_CAPACITIES: dict[str, Callable[[Any], Any]] = {
-    "ad9d3e1b6237a37e": lambda layer: -1,  # noqa: ARG005
-    "cf2f5e535749cda2": lambda layer: attribute(layer, "sliding_window"),
-    "0ab768cbfb11f103": lambda layer: attribute(layer, "max_cache_len"),
-    # the same in Transformers 4
-    "59246556a618fcf6": lambda layer: -1,  # noqa: ARG005
-    "d57899dfa0281a1a": lambda layer: attribute(layer, "sliding_window"),
-    "f49f83f89171792d": lambda layer: attribute(layer, "max_cache_len"),
-}
+_LENGTHS: tuple[_Reading, ...] = (
+    (_GROWN, _grown),
+    (_COUNTED, lambda layer: attribute(layer, "cumulative_length")),
+    (_COUNTED_TWICE, lambda layer: attribute(layer, "cumulative_length_int")),
+    (_COUNTED_ON_THE_DEVICE, _counted_on_the_device),
+)
+_CAPACITIES: tuple[_Reading, ...] = (
+    ({**_ENDLESS, **_ENDLESS_SHAPE}, lambda layer: -1),  # noqa: ARG005
+    ({**_WINDOW, **_WINDOW_SHAPE}, lambda layer: attribute(layer, "sliding_window")),
+    ({**_ROOM, **_ROOM_SHAPE}, lambda layer: attribute(layer, "max_cache_len")),
+)
 
 
-def _answer(layer: Any, method: str, known: dict[str, Callable[[Any], Any]]) -> Any:
-    reader = known.get(_digest(layer, method))
-    answer = None if reader is None else reader(layer)
+def _answer(layer: Any, method: str, readings: tuple[_Reading, ...]) -> Any:
+    digest = _digest(layer, method)
+    answer = next((read(layer) for code, read in readings if digest in code), None)
     if type(answer).__name__ not in ("int", "SymInt"):
         raise NotApplicable
     return answer
@@ -174,9 +216,9 @@ def _answer(layer: Any, method: str, known: dict[str, Callable[[Any], Any]]) -> 
 # ---------------------------------------------------------------- recognition
 
 
-def _of_decoder(cache: Any, method: str, own: tuple[str, ...], of_decoder: str) -> Any:
+def _of_decoder(cache: Any, method: str, own: Mapping[str, Code], of_decoder: Mapping[str, Code]) -> Any:
     """The cache whose layers answer: itself, or the self-attention cache of an encoder and decoder."""
-    if _digest(cache, method) == of_decoder:
+    if _digest(cache, method) in of_decoder:
         cache = attribute(cache, "self_attention_cache")
     if _digest(cache, method) not in own:
         raise NotApplicable
@@ -209,14 +251,7 @@ def _method(owner: Any, name: str) -> FunctionType | None:
 
 def _digest(owner: Any, name: str) -> str:
     """What the code of a method is recognised by, of no method nothing."""
-    method = _method(owner, name)
-    return "" if method is None else _digest_of(method)
-
-
-@remembered
-def _digest_of(function: FunctionType) -> str:
-    code = fingerprint(function)
-    return code.digest if isinstance(code, Fingerprint) else ""
+    return digest_of(_method(owner, name))
 
 
 def _pairs(cache: Any) -> Any:

@@ -25,10 +25,14 @@ TOKEN_IDS = Policy(A=Setting(Action.RAISE), B=Setting(Action.RAISE))
 
 @dataclass(frozen=True)
 class Code:
-    """A body of code that was read: where it stands, and the Transformers versions that have it."""
+    """A body of code that was read: where it stands, and the Transformers versions that have it.
+
+    `reason` says why it has no contract.
+    """
 
     where: str
     versions: tuple[str, ...] = ("5.24.0",)
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,20 @@ class Family:
     contract: str
     code: Mapping[str, Code]
     defaults: Policy = METADATA
+
+
+@dataclass(frozen=True)
+class KnownCode:
+    """Code that no contract is for, and that something is told by, by fingerprint: what it is for, and where it stands.
+
+    `site` is a regular expression of `module.qualified name`. `module` is one that has no operators and is to be looked
+    through for this code.
+    """
+
+    name: str
+    site: str
+    code: Mapping[str, Code]
+    module: str = ""
 
 
 def contract_named(name: str, name_of_cache: str = "cache") -> Contract:
@@ -70,11 +88,11 @@ def _renamed(text: str, name: str, other: str) -> str:
 
 
 def known(
-    site: str, operator: str, found: object, *families: Family, left_out: Mapping[str, str] | None = None
+    site: str, operator: str, found: object, *families: Family, left_out: Mapping[str, Code] | None = None
 ) -> Candidate:
     """A candidate whose code must be that of one of these families.
 
-    `left_out` has the reasons why other code that was read has no contract, by its fingerprint.
+    `left_out` is other code that was read, with the reasons why it has no contract.
     """
     function = innermost(found)
     if isinstance(function, Refused):
@@ -85,7 +103,8 @@ def known(
     for family in families:
         if code.digest in family.code:
             return Candidate(site, operator, function, contract_named(family.contract), family.defaults)
-    return Candidate(site, operator, reason=(left_out or {}).get(code.digest) or _unknown(code))
+    other = (left_out or {}).get(code.digest)
+    return Candidate(site, operator, reason=_unknown(code) if other is None else other.reason)
 
 
 def _unknown(code: Fingerprint) -> str:

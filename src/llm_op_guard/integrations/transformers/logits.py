@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from types import FunctionType, ModuleType
+from types import ModuleType
 
 from llm_op_guard.install.installer import Candidate
-from llm_op_guard.install.recognise import Fingerprint, fingerprint, innermost
 from llm_op_guard.integrations.transformers.known import Code, Family, known
 
 _BOTH = ("4.57.6", "5.24.0")
@@ -116,22 +115,44 @@ PROCESSORS_MODULE = "transformers.generation.logits_process"
 
 # Code that was read and has no contract.
 _LENGTH = "of the ids it takes the length, and tokens that are not in the vocabulary change nothing"
-_LEFT_OUT = {
-    "e5c60acdcc1ca168": "it is abstract",
-    "15cc934d53188d7e": "it takes scores of any shape",
-    "1ee4855c895fb3ff": "it takes scores of any shape, and as many as there are where top_k is more",
-    "3bb8da15cbc945be": "it takes scores of any shape, and is for those that are not finite",
-    "a1bf9ee657b3f9de": _LENGTH,
-    "856988a1b927a223": _LENGTH,
-    "acdba5a29f7517dd": _LENGTH,
-    "58cbb8b78870c88a": _LENGTH,
-    "18f0a7a973245459": _LENGTH,
-    "80eaf3de285777f0": _LENGTH,
-    "9dd22ec17d33a304": _LENGTH,
-    "3aba2e7372b054f0": _LENGTH,
-    "1bae53a45c01da01": "it tests the rows itself",
-    "70b9956a7e38f1f1": "its get_unconditional_logits is guarded by itself",
-    "ee357f7ea7eadff4": "it is deprecated, and generate does not use it",
+LEFT_OUT = {
+    "e5c60acdcc1ca168": Code("LogitsProcessor.__call__", reason="it is abstract", versions=("4.57.6", "5.24.0")),
+    "15cc934d53188d7e": Code(
+        "TemperatureLogitsWarper.__call__", reason="it takes scores of any shape", versions=("4.57.6", "5.24.0")
+    ),
+    "1ee4855c895fb3ff": Code(
+        "TopKLogitsWarper.__call__",
+        reason="it takes scores of any shape, and as many as there are where top_k is more",
+        versions=("4.57.6", "5.24.0"),
+    ),
+    "3bb8da15cbc945be": Code(
+        "InfNanRemoveLogitsProcessor.__call__",
+        reason="it takes scores of any shape, and is for those that are not finite",
+        versions=("4.57.6", "5.24.0"),
+    ),
+    "a1bf9ee657b3f9de": Code("MinLengthLogitsProcessor.__call__", reason=_LENGTH),
+    "856988a1b927a223": Code("MinLengthLogitsProcessor.__call__", reason=_LENGTH, versions=("4.57.6",)),
+    "acdba5a29f7517dd": Code("MinNewTokensLengthLogitsProcessor.__call__", reason=_LENGTH),
+    "58cbb8b78870c88a": Code("MinNewTokensLengthLogitsProcessor.__call__", reason=_LENGTH, versions=("4.57.6",)),
+    "18f0a7a973245459": Code("SuppressTokensAtBeginLogitsProcessor.__call__", reason=_LENGTH),
+    "80eaf3de285777f0": Code("SuppressTokensAtBeginLogitsProcessor.__call__", reason=_LENGTH, versions=("4.57.6",)),
+    "9dd22ec17d33a304": Code("SuppressTokensLogitsProcessor.__call__", reason=_LENGTH),
+    "3aba2e7372b054f0": Code("SuppressTokensLogitsProcessor.__call__", reason=_LENGTH, versions=("4.57.6",)),
+    "1bae53a45c01da01": Code(
+        "ClassifierFreeGuidanceLogitsProcessor.__call__",
+        reason="it tests the rows itself",
+        versions=("4.57.6", "5.24.0"),
+    ),
+    "70b9956a7e38f1f1": Code(
+        "UnbatchedClassifierFreeGuidanceLogitsProcessor.__call__",
+        reason="its get_unconditional_logits is guarded by itself",
+        versions=("4.57.6", "5.24.0"),
+    ),
+    "ee357f7ea7eadff4": Code(
+        "HammingDiversityLogitsProcessor.__call__",
+        reason="it is deprecated, and generate does not use it",
+        versions=("4.57.6",),
+    ),
 }
 
 
@@ -148,9 +169,4 @@ def candidates(module: ModuleType) -> Iterator[Candidate]:
 
 def _method_of(cls: type, name: str) -> Candidate:
     site, operator = f"{cls.__module__}.{cls.__name__}.{name}", f"{cls.__name__}.{name}"
-    found = cls.__dict__[name]
-    function = innermost(found)
-    code = fingerprint(function) if isinstance(function, FunctionType) else function
-    if isinstance(code, Fingerprint) and code.digest in _LEFT_OUT:
-        return Candidate(site, operator, reason=_LEFT_OUT[code.digest])
-    return known(site, operator, found, *FAMILIES)
+    return known(site, operator, cls.__dict__[name], *FAMILIES, left_out=LEFT_OUT)

@@ -5,18 +5,18 @@ There, and nowhere before, it is certain what a mask is measured against: models
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache as remembered
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from llm_op_guard.contract.vocabulary import Function
 from llm_op_guard.guard.reading import NotApplicable, optional_attribute
 from llm_op_guard.install.installer import Candidate
-from llm_op_guard.install.recognise import Fingerprint, fingerprint
+from llm_op_guard.install.recognise import digest_of
 from llm_op_guard.integrations.transformers.caches import cache_capacity, cache_length
-from llm_op_guard.integrations.transformers.known import Code, Family, known
+from llm_op_guard.integrations.transformers.known import Code, Family, KnownCode, known
 
 MASKS_MODULE = "transformers.masking_utils"
 
@@ -53,31 +53,61 @@ _FUNCTIONS = (
     "create_bidirectional_sliding_window_mask",
 )
 
+# Code that was read and has no contract.
+_CALLS = "it calls those that are guarded"
+LEFT_OUT = {
+    "a24cfbeefb7f6ec2": Code(
+        "masking_utils.create_recurrent_attention_mask",
+        reason="it cuts a mask to the new tokens, and takes every length",
+    ),
+    "53496f18eb50a6ca": Code("masking_utils.create_masks_for_generate", reason=_CALLS),
+    "ad772a04cf4e0445": Code("masking_utils.create_masks_for_generate", reason=_CALLS, versions=("4.57.6",)),
+    "9c3d11bf7f95420c": Code("gemma3", reason=_CALLS),
+    "d72ce787d4451b98": Code("gemma4, gemma4_unified", reason=_CALLS),
+    "b396edf26725d5c2": Code("unlimited_ocr", reason="it measures a mask against the window of its own layers"),
+    "cb074fa59e4716bd": Code(
+        "integrations.sdpa_attention.create_position_bias_mask",
+        reason="sdpa_attention_forward, which calls it, is guarded",
+    ),
+}
+_NAMED_SO = re.compile(r"create_\w*masks?(_\w+)?")
+
 # What turns a 2-D mask into the one of an attention, by its code; where an attention has none, masks are not looked at.
 _MAKERS = {
-    "178cb883f268ce1b": "eager",
-    "22d6fa97fcc72a52": "sdpa",
-    "1f46d179868dffab": "flash",
-    "b2c706e093a5a1c1": "flex",
-    # the same in Transformers 4
-    "5eccfd3470f41ef9": "eager",
-    "fefc0482071e6b1b": "sdpa",
-    "5246d7eab01fcc91": "flash",
-    "143c897c0aaf6f4d": "flex",
+    "eager": {
+        "178cb883f268ce1b": Code("masking_utils.eager_mask"),
+        "5eccfd3470f41ef9": Code("masking_utils.eager_mask", versions=("4.57.6",)),
+    },
+    "sdpa": {
+        "22d6fa97fcc72a52": Code("masking_utils.sdpa_mask"),
+        "fefc0482071e6b1b": Code("masking_utils.sdpa_mask", versions=("4.57.6",)),
+    },
+    "flash": {
+        "1f46d179868dffab": Code("masking_utils.flash_attention_mask"),
+        "5246d7eab01fcc91": Code("masking_utils.flash_attention_mask", versions=("4.57.6",)),
+    },
+    "flex": {
+        "b2c706e093a5a1c1": Code("masking_utils.flex_attention_mask"),
+        "143c897c0aaf6f4d": Code("masking_utils.flex_attention_mask", versions=("4.57.6",)),
+    },
 }
+KNOWN = tuple(
+    KnownCode(f"masks: {name}", rf"transformers\.masking_utils\.{name}(_attention)?_mask(_\w+)?", code)
+    for name, code in _MAKERS.items()
+)
 
 
 def candidates(module: ModuleType) -> Iterator[Candidate]:
-    """The functions that make masks."""
-    if module.__name__ != MASKS_MODULE:
-        return
-    for name in _FUNCTIONS:
-        site = f"{MASKS_MODULE}.{name}"
-        found = module.__dict__.get(name)
-        if found is None:
-            yield Candidate(site, name, reason="this version of Transformers has no such function")
-        else:
-            yield known(site, name, found, *FAMILIES)
+    """The functions that make masks, in a module that defines some."""
+    module_name = module.__name__
+    if module_name == MASKS_MODULE:
+        for name in _FUNCTIONS:
+            if name not in module.__dict__:
+                reason = "this version of Transformers has no such function"
+                yield Candidate(f"{module_name}.{name}", name, reason=reason)
+    for name, found in list(module.__dict__.items()):
+        if _NAMED_SO.fullmatch(name) and getattr(found, "__module__", None) == module_name:
+            yield known(f"{module_name}.{name}", name, found, *FAMILIES, left_out=LEFT_OUT)
 
 
 def makes_masks(config: Any, *names: str) -> bool:
@@ -97,16 +127,11 @@ def makes_masks(config: Any, *names: str) -> bool:
 
 
 def _maker(function: Any) -> str:
-    maker = _MAKERS.get(_digest_of(function)) if isinstance(function, FunctionType) else None
+    digest = digest_of(function)
+    maker = next((name for name, code in _MAKERS.items() if digest in code), None)
     if maker is None:
         raise NotApplicable
     return maker
-
-
-@remembered
-def _digest_of(function: FunctionType) -> str:
-    code = fingerprint(function)
-    return code.digest if isinstance(code, Fingerprint) else ""
 
 
 def mask_columns(cache: Any, new: int) -> int:

@@ -9,38 +9,77 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import cache
 from types import FunctionType
 from typing import Any
 
 from llm_op_guard.contract.vocabulary import Function
 from llm_op_guard.guard.reading import UNSET, NotApplicable, path_value, present
-from llm_op_guard.install.recognise import Fingerprint, Refused, fingerprint, innermost
+from llm_op_guard.install.recognise import Refused, digest_of, innermost
 from llm_op_guard.integrations.transformers import forwards
+from llm_op_guard.integrations.transformers.known import Code, KnownCode
 
 # Bodies of rotary modules that make one angle of each position, whatever the shape of `position_ids`.
 _ROTARY = {
-    "51d117f54e575d41": "llama and 126 others",
-    "19b1cc23ae7e1283": "gemma3 and 16 others: a frequency for each kind of layer",
-    "cb1f334d51cb7844": "olmo and 5 others: in float32",
-    "6d4ad7a056cfa86f": "cohere and 3 others: each frequency twice in a row",
-    "1b3c6ff829a598c5": "olmo3 and 2 others: a frequency for each kind of layer, in float32",
-    "1e5c6553c3644600": "llama4, deepseek_v2: complex",
-    "626bb21051b7bb04": "gpt_oss: half a table",
-    # the same in Transformers 4
-    "a837fa15cb54e536": "llama and 64 others",
-    "50f1d625c3ff3b09": "olmo and 3 others: in float32",
-    "20532a9e8a5b6f65": "ernie4_5, ernie4_5_moe: in float32",
-    "16d8ac4bd3847f77": "blt, cohere, cohere2: each frequency twice in a row",
-    "43e98f0334cea7ee": "llama4, deepseek_v2: complex",
-    "e982be9f19cc2753": "gpt_oss: half a table",
-    "a79b4e8efd33bfca": "dbrx, recurrent_gemma",
-    "bff137080df95f04": "chameleon",
+    "51d117f54e575d41": Code("llama and 126 others"),
+    "19b1cc23ae7e1283": Code("gemma3 and 16 others: a frequency for each kind of layer"),
+    "cb1f334d51cb7844": Code("olmo and 5 others: in float32"),
+    "6d4ad7a056cfa86f": Code("cohere and 3 others: each frequency twice in a row"),
+    "1b3c6ff829a598c5": Code("olmo3 and 2 others: a frequency for each kind of layer, in float32"),
+    "1e5c6553c3644600": Code("llama4, deepseek_v2: complex"),
+    "626bb21051b7bb04": Code("gpt_oss: half a table"),
+    "a837fa15cb54e536": Code("llama and 64 others", versions=("4.57.6",)),
+    "50f1d625c3ff3b09": Code("olmo and 3 others: in float32", versions=("4.57.6",)),
+    "20532a9e8a5b6f65": Code("ernie4_5, ernie4_5_moe: in float32", versions=("4.57.6",)),
+    "16d8ac4bd3847f77": Code("blt, cohere, cohere2: each frequency twice in a row", versions=("4.57.6",)),
+    "43e98f0334cea7ee": Code("llama4, deepseek_v2: complex", versions=("4.57.6",)),
+    "e982be9f19cc2753": Code("gpt_oss: half a table", versions=("4.57.6",)),
+    "a79b4e8efd33bfca": Code("dbrx, recurrent_gemma", versions=("4.57.6",)),
+    "bff137080df95f04": Code("chameleon", versions=("4.57.6",)),
 }
-_GENERATION = "transformers.generation.utils"
-_INPUT_EMBEDDINGS = "956dcdbe2849ee9a"  # EmbeddingAccessMixin.get_input_embeddings
+# The library's own of what a model may do in its own way.
+_INPUT_EMBEDDINGS = {"956dcdbe2849ee9a": Code("EmbeddingAccessMixin.get_input_embeddings")}
+_INPUTS = {
+    "57a189505e9f8c36": Code("GenerationMixin.prepare_inputs_for_generation"),
+    "7d0cd4199c97dfef": Code(
+        "GenerationMixin.prepare_inputs_for_generation: counts positions too", versions=("4.57.6",)
+    ),
+}
+_POSITIONS = {"1f674f76d2606bcf": Code("GenerationMixin._prepare_position_ids_for_generation")}
+_LOSS = {"7db8500805c1f0ca": Code("PreTrainedModel.loss_function", versions=("4.57.6", "5.24.0"))}
 # `ForCausalLMLoss`, which shifts labels, and ignores -100.
-_CAUSAL_LM_LOSS = "92434fe932f2ec9f"
+_CAUSAL_LM_LOSS = {"92434fe932f2ec9f": Code("loss_utils.ForCausalLMLoss", versions=("4.57.6", "5.24.0"))}
+
+KNOWN = (
+    KnownCode("models: angles of positions", r"transformers\.models\..*RotaryEmbedding\.forward", _ROTARY),
+    KnownCode(
+        "models: the table of ids",
+        r"transformers\.modeling_utils\.EmbeddingAccessMixin\.get_input_embeddings",
+        _INPUT_EMBEDDINGS,
+        module="transformers.modeling_utils",
+    ),
+    KnownCode(
+        "models: inputs of generate",
+        r"transformers\.generation\.utils\.GenerationMixin\.prepare_inputs_for_generation",
+        _INPUTS,
+    ),
+    KnownCode(
+        "models: positions of generate",
+        r"transformers\.generation\.utils\.GenerationMixin\._prepare_position_ids_for_generation",
+        _POSITIONS,
+    ),
+    KnownCode(
+        "models: which loss",
+        r"transformers\.modeling_utils\.PreTrainedModel\.loss_function",
+        _LOSS,
+        module="transformers.modeling_utils",
+    ),
+    KnownCode(
+        "models: the loss of a causal LM",
+        r"transformers\.loss\.loss_utils\.ForCausalLMLoss",
+        _CAUSAL_LM_LOSS,
+        module="transformers.loss.loss_utils",
+    ),
+)
 
 
 def embedding_rows(model: Any) -> int:
@@ -73,7 +112,7 @@ def takes_positions(model: Any) -> bool:
         raise NotApplicable
     if not forwards.rotates_positions(function) or not forwards.embeds_as_given(function):
         raise NotApplicable
-    if _digest(_known_forward(rotary)) not in _ROTARY:
+    if digest_of(_known_forward(rotary)) not in _ROTARY:
         raise NotApplicable
     return True
 
@@ -107,7 +146,10 @@ def decoder_layers(model: Any) -> int:
     for layer, attention in kinds.values():
         if not forwards.hands_cache_on(_known_forward(layer)):
             raise NotApplicable
-        if not forwards.fills_its_layer(_known_forward(attention)):
+        # One that asks for weights may leave it to the forward that it overrides.
+        _known_forward(attention)
+        asked = [_innermost(vars(cls)["forward"]) for cls in type(attention).__mro__[:-2] if "forward" in vars(cls)]
+        if not all(function and forwards.fills_its_layer(function) for function in asked):
             raise NotApplicable
     return len(layers)
 
@@ -153,7 +195,7 @@ def label_classes(model: Any) -> int:
     base = sys.modules.get("transformers.modeling_utils")
     mapping = path_value(base, "LOSS_MAPPING")
     loss = mapping.get(path_value(model, "loss_type")) if type(mapping) is dict else None
-    if _digest(loss) != _CAUSAL_LM_LOSS or not _has_loss_of_library(model, base):
+    if digest_of(loss) not in _CAUSAL_LM_LOSS or _digest_in_library(model, "loss_function") not in _LOSS:
         raise NotApplicable
     classes = path_value(model, "config", "vocab_size")
     if not isinstance(classes, int) or path_value(model, "vocab_size") not in (UNSET, classes):
@@ -241,7 +283,7 @@ def _table_of_ids(model: Any) -> Any:
     function = _known_forward(model)
     name = forwards.table_of_ids(function)
     if name is not None:
-        return _embedding(path_value(model, name))
+        return _embedding(path_value(model, *name.split(".")))
     path = forwards.module_asked_for_table(function)
     if path is None:
         raise NotApplicable
@@ -256,7 +298,7 @@ def _input_embeddings(module: Any) -> Any:
     child = forwards.asks_for_table_of(function)
     if child is not None:
         return _input_embeddings(_child(module, child))
-    if _digest(function) != _INPUT_EMBEDDINGS:
+    if digest_of(function) not in _INPUT_EMBEDDINGS:
         raise NotApplicable
     name = path_value(module, "_input_embed_layer")
     if not isinstance(name, str):
@@ -380,7 +422,6 @@ def _class_attribute(cls: type, name: str) -> Any:
     return next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
 
 
-@cache
 def _innermost(function: FunctionType) -> FunctionType | None:
     """The function within the library's decorators; None where somebody else's is around it, who may do anything."""
     inner = innermost(function)
@@ -397,34 +438,25 @@ def _is_of_library(function: FunctionType) -> bool:
     return package in ("transformers", "torch")
 
 
-def _digest(function: Any) -> str:
-    return _digest_of(function) if isinstance(function, FunctionType) else ""
-
-
-@cache
-def _digest_of(function: FunctionType) -> str:
-    code = fingerprint(function)
-    return code.digest if isinstance(code, Fingerprint) else ""
-
-
 def _prepares_as_usual(model: Any) -> bool:
     """Whether `generate` makes what the model is given without a word of the model's own."""
-    makes, counts = (
-        next((cls.__module__ for cls in type(model).__mro__ if name in cls.__dict__), "")
-        for name in ("prepare_inputs_for_generation", "_prepare_position_ids_for_generation")
-    )
-    # In Transformers 4 the first of them counts positions, too.
-    return makes == _GENERATION and counts in (_GENERATION, "")
+    if _digest_in_library(model, "prepare_inputs_for_generation") not in _INPUTS:
+        return False
+    counts = "_prepare_position_ids_for_generation"  # Transformers 4 has none: the other counts positions, too
+    return _digest_in_library(model, counts) in _POSITIONS or not any(counts in vars(c) for c in type(model).__mro__)
 
 
-def _has_loss_of_library(model: Any, base: Any) -> bool:
-    owner = next((cls for cls in type(model).__mro__ if "loss_function" in cls.__dict__), None)
-    return owner is not None and owner is path_value(base, "PreTrainedModel")
+def _digest_in_library(model: Any, name: str) -> str:
+    """The digest of a method of a model's class, within decorators of the library and no others."""
+    if path_value(model, name) is not UNSET:
+        return ""
+    found = _class_attribute(type(model), name)
+    found = found.fget if isinstance(found, property) else found
+    return digest_of(_innermost(found)) if isinstance(found, FunctionType) else ""
 
 
-@cache
 def _takes_ids_as_they_are(function: FunctionType) -> bool:
     """Whether an embedding's forward is torch's own, or does nothing with ids but hand them to that."""
-    if function.__module__ == "torch.nn.modules.sparse" and function.__qualname__ == "Embedding.forward":
-        return True
-    return forwards.hands_on_to_super(function)
+    torchs = path_value(sys.modules.get("torch.nn"), "Embedding")
+    own = _class_function(torchs, "forward") if isinstance(torchs, type) else None
+    return (own is not None and function.__code__ is own.__code__) or forwards.hands_on_to_super(function)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from types import FunctionType, ModuleType
 
 from llm_op_guard.install.installer import Candidate
-from llm_op_guard.install.recognise import Fingerprint, fingerprint, innermost
-from llm_op_guard.integrations.transformers.known import Code, Family, known
+from llm_op_guard.install.recognise import digest_of, innermost
+from llm_op_guard.integrations.transformers.known import Code, Family, KnownCode, known
 
 FAMILIES = (
     Family(
@@ -49,6 +49,7 @@ FAMILIES = (
 
 # What a forward of Transformers 4 calls on itself, where it takes `top_k` of as many experts as `weight` has rows.
 _CHOICE = {"f55fd0765b68ad10": Code("DeepseekV3, Dots1, Glm4Moe, Glm4vMoeText", versions=("4.57.6",))}
+KNOWN = (KnownCode("moe: get_topk_indices", r"transformers\.models\..*TopkRouter\.get_topk_indices", _CHOICE),)
 
 
 def candidates(module: ModuleType) -> Iterator[Candidate]:
@@ -67,8 +68,6 @@ def _forward_of(cls: type) -> Candidate:
     site, operator = f"{cls.__module__}.{cls.__name__}.forward", f"{cls.__name__}.forward"
     candidate = known(site, operator, cls.__dict__["forward"], *FAMILIES)
     choice = innermost(cls.__dict__.get("get_topk_indices"))
-    if candidate.function is not None and isinstance(choice, FunctionType):
-        code = fingerprint(choice)
-        if not isinstance(code, Fingerprint) or code.digest not in _CHOICE:
-            return Candidate(site, operator, reason="its get_topk_indices is not one that is known")
+    if candidate.function is not None and isinstance(choice, FunctionType) and digest_of(choice) not in _CHOICE:
+        return Candidate(site, operator, reason="its get_topk_indices is not one that is known")
     return candidate

@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
-from types import FunctionType, ModuleType
+from types import ModuleType
 
 from llm_op_guard.install.installer import Candidate
-from llm_op_guard.install.recognise import Fingerprint, fingerprint, innermost
-from llm_op_guard.integrations.transformers.known import Code, Family, known
+from llm_op_guard.install.recognise import digest_of, innermost
+from llm_op_guard.integrations.transformers.known import Code, Family, KnownCode, known
 
 FAMILIES = (
     Family(
@@ -143,43 +143,55 @@ FAMILIES = (
 # Methods that a forward calls on itself. They keep the shape of what they are given, which the contracts count on.
 _METHODS = {
     "_norm": {
-        "c6c2526ce9be0b95": Code("gemma and 20 others: by the root of the mean square"),
+        "c6c2526ce9be0b95": Code("gemma and 20 others: by the root of the mean square", versions=("4.57.6", "5.24.0")),
         "f7e067b7231344ca": Code("qwen4_exp: the same, in groups"),
         "f7346a4d2bf4b5a9": Code("gemma3n, gemma4 and 6 others: the same, as a power"),
         "d1ed3ddaf2274217": Code("dory: by the root of the sum of squares"),
         "1d34cd07c65896ea": Code("gemma3n: divided by the root of the mean square", versions=("4.57.6",)),
     },
-    "_rms_normalize": {"3f8e311bc9f089e0": Code("xlstm")},
-    "_apply_weight_bias": {"22306e1dfbf3d459": Code("xlstm")},
+    "_rms_normalize": {"3f8e311bc9f089e0": Code("xlstm", versions=("4.57.6", "5.24.0"))},
+    "_apply_weight_bias": {"22306e1dfbf3d459": Code("xlstm", versions=("4.57.6", "5.24.0"))},
 }
 
+KNOWN = tuple(
+    KnownCode(f"norms: {name}", rf"transformers\.models\..*Norm\w*\.{name}", code) for name, code in _METHODS.items()
+)
+
 # Code that was read and has no contract.
-_LEFT_OUT = {
-    "63758d5293ede17c": "a layer of an encoder, not a norm",
-    "65922b61e7991d51": "a layer of an encoder, not a norm",
-    "6c0251ea90c66dda": "an encoder, not a norm",
-    "872ffbfdfac7cf2f": "an encoder, not a norm",
-    "c0d765b101a05bb9": "attention between two norms, not a norm",
-    "24151f53fb8b58a3": "a convolution before a norm",
-    "d252128698b7255b": "two linear layers, not a norm",
-    "3c6cab631ac71e52": "a weight and a bias, not a norm",
-    "91f5d6960654c56d": "the norm in it is guarded by itself",
-    "147e8309e46df6e2": "torch's BatchNorm1d between two transpositions",
-    "61a1194d5860099d": "it tests the width itself",
-    "c93c93ebc2e337cd": "it tests the shape itself",
-    "9b58b3a64ddb6ab6": "it tests heads and width itself",
-    "f64034724ddd1583": "its statistics are those of what a mask keeps, which may have many shapes",
-    "a7df7c4a2bd90d08": "scaled by a second input through convolutions",
-    "8d957352facd8bef": "scaled by a second input through linear layers",
-    "8ecde14c760f53bc": "scaled by a second input through linear layers",
-    "68bdc42a1505ccc8": "scaled by an embedding, whose ids may have many shapes",
-    # in Transformers 4
-    "34060aaef75a536e": "a layer of an encoder, not a norm",
-    "11002a08f76c5176": "a layer of an encoder, not a norm",
-    "bdad32232f664988": "an encoder, not a norm",
-    "409dfa034d17cc8b": "an encoder, not a norm",
-    "58f283ceb68e7118": "attention between two norms, not a norm",
-    "3f31db052c0bed7c": "it tests heads and width itself",
+LEFT_OUT = {
+    "63758d5293ede17c": Code("hubert, unispeech and 2 others", reason="a layer of an encoder, not a norm"),
+    "65922b61e7991d51": Code("wavlm", reason="a layer of an encoder, not a norm"),
+    "6c0251ea90c66dda": Code("hubert, unispeech and 2 others", reason="an encoder, not a norm"),
+    "872ffbfdfac7cf2f": Code("wavlm", reason="an encoder, not a norm"),
+    "c0d765b101a05bb9": Code("dbrx", reason="attention between two norms, not a norm"),
+    "24151f53fb8b58a3": Code("squeezebert", reason="a convolution before a norm", versions=("4.57.6", "5.24.0")),
+    "d252128698b7255b": Code("voxtral_realtime", reason="two linear layers, not a norm"),
+    "3c6cab631ac71e52": Code("mobilebert", reason="a weight and a bias, not a norm", versions=("4.57.6", "5.24.0")),
+    "91f5d6960654c56d": Code("axk2", reason="the norm in it is guarded by itself"),
+    "147e8309e46df6e2": Code(
+        "patchtsmixer, patchtst", reason="torch's BatchNorm1d between two transpositions", versions=("4.57.6", "5.24.0")
+    ),
+    "61a1194d5860099d": Code("cpmant", reason="it tests the width itself", versions=("4.57.6", "5.24.0")),
+    "c93c93ebc2e337cd": Code("gemma3n", reason="it tests the shape itself", versions=("4.57.6", "5.24.0")),
+    "9b58b3a64ddb6ab6": Code("xlstm", reason="it tests heads and width itself"),
+    "f64034724ddd1583": Code(
+        "pe_audio, pe_audio_video, pe_video",
+        reason="its statistics are those of what a mask keeps, which may have many shapes",
+    ),
+    "a7df7c4a2bd90d08": Code(
+        "emu3", reason="scaled by a second input through convolutions", versions=("4.57.6", "5.24.0")
+    ),
+    "8d957352facd8bef": Code("esmfold2", reason="scaled by a second input through linear layers"),
+    "8ecde14c760f53bc": Code("vibevoice", reason="scaled by a second input through linear layers"),
+    "68bdc42a1505ccc8": Code("wavtokenizer", reason="scaled by an embedding, whose ids may have many shapes"),
+    "34060aaef75a536e": Code(
+        "hubert, unispeech and 2 others", reason="a layer of an encoder, not a norm", versions=("4.57.6",)
+    ),
+    "11002a08f76c5176": Code("wavlm", reason="a layer of an encoder, not a norm", versions=("4.57.6",)),
+    "bdad32232f664988": Code("hubert, unispeech and 2 others", reason="an encoder, not a norm", versions=("4.57.6",)),
+    "409dfa034d17cc8b": Code("wavlm", reason="an encoder, not a norm", versions=("4.57.6",)),
+    "58f283ceb68e7118": Code("dbrx", reason="attention between two norms, not a norm", versions=("4.57.6",)),
+    "3f31db052c0bed7c": Code("xlstm", reason="it tests heads and width itself", versions=("4.57.6",)),
 }
 
 _NAMED_SO = re.compile(r"Norm(Gated|1P|2d|PerHead)?$")
@@ -200,8 +212,8 @@ def candidates(module: ModuleType) -> Iterator[Candidate]:
 def _forward_of(cls: type) -> Candidate:
     site, operator = f"{cls.__module__}.{cls.__name__}.forward", f"{cls.__name__}.forward"
     found = cls.__dict__["forward"]
-    if (reason := _LEFT_OUT.get(_digest(found))) is not None:
-        return Candidate(site, operator, reason=reason)
+    if (left_out := LEFT_OUT.get(_digest(found))) is not None:
+        return Candidate(site, operator, reason=left_out.reason)
     for name, code in _METHODS.items():
         method = inspect.getattr_static(cls, name, None)
         if method is not None and (digest := _digest(method)) not in code:
@@ -210,7 +222,4 @@ def _forward_of(cls: type) -> Candidate:
 
 
 def _digest(found: object) -> str:
-    """What code is recognised by; nothing where it cannot be read."""
-    function = innermost(found)
-    code = fingerprint(function) if isinstance(function, FunctionType) else function
-    return code.digest if isinstance(code, Fingerprint) else ""
+    return digest_of(innermost(found))

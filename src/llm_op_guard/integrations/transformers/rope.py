@@ -6,19 +6,20 @@ Families differ in what is rotated, in how columns are paired, and in what the t
 - A table has a value for each column, or one for each pair; in a table for halves the second half repeats the first,
   and code that pairs neighbours may take the first half and repeat each of its values.
 
-Each family's formula stands in `tests/transformers/test_rope.py`, which holds every function of the installed
-Transformers to the formula of its family.
+Each family's formula stands in `tests/transformers/rope_formulas.py`; `test_rope.py` holds every function of the
+installed Transformers to the formula of its family.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 from llm_op_guard.install.installer import Candidate
-from llm_op_guard.install.recognise import Fingerprint, fingerprint
-from llm_op_guard.integrations.transformers.known import Code, Family, known
+from llm_op_guard.install.producer import Producer
+from llm_op_guard.install.recognise import digest_of, innermost
+from llm_op_guard.integrations.transformers.known import Code, Family, KnownCode, known
 
 # What the functions compute, and which do.
 FORMULAS: dict[str, Family] = {
@@ -271,15 +272,25 @@ ROTARY_WIDTH = (
         {"0511fe026ed2f67d": Code("gpt_neox: GPTNeoXAttention.forward", versions=("4.57.6",))},
     ),
 )
-# The __init__ that says what `rotary_ndims` is: in 5.24.0 and in 4.57.6.
-_ROTARY_NDIMS = ("369b98605116e64d", "4ec7491cf4086bf1")
+# The __init__ that says what `rotary_ndims` is.
+_ROTARY_NDIMS = {
+    "369b98605116e64d": Code("gpt_neox: GPTNeoXAttention.__init__"),
+    "4ec7491cf4086bf1": Code("gpt_neox: GPTNeoXAttention.__init__", versions=("4.57.6",)),
+}
+KNOWN = (
+    KnownCode("rope: rotary_ndims", r"transformers\.models\.gpt_neox\..*\.GPTNeoXAttention\.__init__", _ROTARY_NDIMS),
+)
 
 FAMILIES = (*FORMULAS.values(), *ROTARY_WIDTH)
 
 # Code that was read and has no contract.
-_LEFT_OUT = {
-    "dae69ea5e1eaae54": "it mixes the frequencies of a table, and rotates nothing",
-    "fa5afc8dfcfc3f7d": "a kernel of flash-attn for packed tokens",
+LEFT_OUT = {
+    "dae69ea5e1eaae54": Code(
+        "qwen3_omni_moe, qwen3_vl, qwen3_vl_moe",
+        reason="it mixes the frequencies of a table, and rotates nothing",
+        versions=("4.57.6",),
+    ),
+    "fa5afc8dfcfc3f7d": Code("modernbert", reason="a kernel of flash-attn for packed tokens", versions=("4.57.6",)),
 }
 
 
@@ -289,12 +300,12 @@ def candidates(module: ModuleType) -> Iterator[Candidate]:
     for function, found in list(module.__dict__.items()):
         # What begins with an underscore is called by these, with tables that they have prepared.
         if _applies(function) and not function.startswith("_") and getattr(found, "__module__", name) == name:
-            yield known(f"{name}.{function}", function, found, *FORMULAS.values(), left_out=_LEFT_OUT)
+            yield known(f"{name}.{function}", function, found, *FORMULAS.values(), left_out=LEFT_OUT)
         elif inspect.isclass(found) and found.__module__ == name:
             for method, inner in list(found.__dict__.items()):
                 if _applies(method):
                     operator = f"{found.__name__}.{method}"
-                    yield known(f"{name}.{operator}", operator, inner, *FORMULAS.values(), left_out=_LEFT_OUT)
+                    yield known(f"{name}.{operator}", operator, inner, *FORMULAS.values(), left_out=LEFT_OUT)
             if found.__name__ == "GPTNeoXAttention" and "forward" in found.__dict__:
                 yield _rotary_width(found)
 
@@ -306,7 +317,16 @@ def _applies(name: str) -> bool:
 def _rotary_width(attention: type) -> Candidate:
     operator = f"{attention.__name__}.forward"
     site = f"{attention.__module__}.{operator}"
-    made = fingerprint(attention.__dict__.get("__init__"))
-    if not isinstance(made, Fingerprint) or made.digest not in _ROTARY_NDIMS:
+    if digest_of(attention.__dict__.get("__init__")) not in _ROTARY_NDIMS:
         return Candidate(site, operator, reason="its __init__ is not the one whose rotary_ndims a contract speaks of")
     return known(site, operator, attention.__dict__["forward"], *ROTARY_WIDTH)
+
+
+def producers(module: ModuleType) -> Iterator[Producer]:
+    """The `forward` of every class that a modeling file calls a rotary embedding: cosines and sines come from there."""
+    for cls in list(module.__dict__.values()):
+        if inspect.isclass(cls) and cls.__module__ == module.__name__ and cls.__name__.endswith("RotaryEmbedding"):
+            function = innermost(cls.__dict__.get("forward"))
+            if isinstance(function, FunctionType) and function.__code__.co_varnames[:1] == ("self",):
+                operator = f"{cls.__name__}.forward"
+                yield Producer(function, operator=operator, site=f"{module.__name__}.{operator}")

@@ -1,0 +1,137 @@
+"""From a call as data to arguments that can be handed over: the same call makes the same arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llm_op_guard.guard import memory
+from llm_op_guard.guard.call import (
+    Call,
+    IdentitySpec,
+    MappingSpec,
+    Number,
+    ObjectSpec,
+    SequenceSpec,
+    Spec,
+    TensorSpec,
+    TextSpec,
+    TorchSpec,
+    row_order,
+)
+from llm_op_guard.guard.functions import StandIn
+
+_RECALLED = "recall("
+# More elements than that are made on the device "meta" only.
+MOST_ELEMENTS = 1 << 24
+
+
+def build(call: Call, *, device: str | None = None) -> dict[str, Any]:
+    """The arguments of a call; `device` takes the place of those that its tensors are on.
+
+    Raises RuntimeError, as torch does, for a tensor that cannot be made here, and ValueError for one too large.
+    """
+    import torch  # noqa: PLC0415 - only who makes tensors needs it
+
+    builder = _Builder(torch, call.seed, device)
+    made = {name: builder.built(spec) for name, spec in call.arguments}
+    for owner, name, fact in builder.facts:
+        memory.remember(owner, [name], {name: builder.fact(fact, made)})
+    return made
+
+
+class _Builder:
+    def __init__(self, torch: Any, seed: int, device: str | None) -> None:
+        self.torch = torch
+        self.device = device
+        self.facts: list[tuple[Any, str, Spec]] = []
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def built(self, spec: Spec) -> Any:
+        match spec:
+            case TensorSpec():
+                return self._tensor(spec)
+            case ObjectSpec():
+                return self._object(spec)
+            case SequenceSpec(kind=kind, items=items):
+                parts = [self.built(item) for item in items]
+                return tuple(parts) if kind == "tuple" else parts
+            case MappingSpec(items=pairs):
+                return {name: self.built(part) for name, part in pairs}
+            case TextSpec(length=length):
+                return "x" * length
+            case TorchSpec(kind="dtype", name=name):
+                return getattr(self.torch, name)
+            case TorchSpec(name=name):
+                return self.torch.device(self.device or name)
+            case IdentitySpec():
+                return None
+        return spec
+
+    def fact(self, spec: Spec, made: dict[str, Any]) -> Any:
+        """A fact about an object; identities are those of objects that are made by now."""
+        if not isinstance(spec, IdentitySpec):
+            return self.built(spec)
+        owner = None
+        if spec.path is not None:
+            root, *names = spec.path.split(".")
+            owner = made.get(root)
+            for name in names:
+                owner = getattr(owner, name, None)
+        return memory.identity(owner) if owner is not None else memory.Identity("object", 0)
+
+    def _object(self, spec: ObjectSpec) -> StandIn:
+        made = StandIn(**{name: self.built(part) for name, part in spec.attributes})
+        answers = {}
+        for key, part in spec.answers:
+            if key.startswith(_RECALLED):
+                self.facts.append((made, key.removeprefix(_RECALLED).strip(")'"), part))
+            else:
+                answers[key] = self.built(part)
+        if answers:
+            made._answers = answers
+        return made
+
+    def _tensor(self, spec: TensorSpec) -> Any:
+        torch, place = self.torch, self.device or spec.device
+        dtype = getattr(torch, spec.dtype)
+        strides = spec.strides or row_order(spec.shape)
+        if place == "meta":
+            return torch.empty_strided(spec.shape, strides, dtype=dtype, device="meta")
+        if spec.elements > MOST_ELEMENTS:
+            raise ValueError(f"{spec}: too large to be made here")
+        flat = self._elements(spec, dtype)
+        if spec.strides is None:
+            return flat.reshape(spec.shape).to(place)
+        pairs = list(zip(spec.shape, strides, strict=True))
+        reach = 1 + sum((size - 1) * stride for size, stride in pairs if size > 1)
+        if reach > MOST_ELEMENTS:
+            raise ValueError(f"{spec}: too large to be made here")
+        storage = torch.zeros(max(reach, 1), dtype=dtype)
+        made = storage.as_strided(spec.shape, strides)
+        if all(stride > 0 or size <= 1 for size, stride in pairs):
+            made.copy_(flat.reshape(spec.shape))
+        elif flat.numel():
+            storage.copy_(flat.repeat(reach // flat.numel() + 1)[:reach])  # elements that share memory have one value
+        return made if place == "cpu" else made.to(place)
+
+    def _elements(self, spec: TensorSpec, dtype: Any) -> Any:
+        torch, count = self.torch, spec.elements
+        if spec.fill is not None and count:
+            flat = self._numbers(list(spec.fill), dtype).repeat(count // len(spec.fill) + 1)[:count].clone()
+        elif dtype.is_complex:
+            flat = torch.randn(count, generator=self._generator, dtype=torch.complex64).to(dtype)
+        elif dtype.is_floating_point and dtype.itemsize > 1:
+            flat = torch.randn(count, generator=self._generator).to(dtype)
+        elif dtype.is_floating_point:
+            flat = self._numbers([1.0, 2.0], torch.float32).repeat(count // 2 + 1)[:count].to(torch.uint8).view(dtype)
+        else:
+            flat = torch.randint(0, 2, (count,), generator=self._generator).to(dtype)
+        for index, value in spec.at:
+            if 0 <= index < count:
+                flat[index] = self._numbers([value], dtype)[0]
+        return flat
+
+    def _numbers(self, values: list[Number], dtype: Any) -> Any:
+        if dtype.is_floating_point or dtype.is_complex:
+            return self.torch.tensor([float(value) for value in values], dtype=self.torch.float64).to(dtype)
+        return self.torch.tensor([int(value) for value in values], dtype=self.torch.int64).to(dtype)

@@ -1,0 +1,245 @@
+"""One change to a call, of a named kind: the mistakes that people make with tensors, numbers and names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from llm_op_guard.contract.path import Path
+from llm_op_guard.faults.ingredients import SMALL_NUMBERS, Ingredient, Ingredients
+from llm_op_guard.guard.call import Call, MappingSpec, ObjectSpec, SequenceSpec, Spec, TensorSpec, TextSpec, row_order
+from llm_op_guard.guard.reading import UNSET
+
+# The dtypes that one is taken for most easily.
+NEIGHBOURS = {
+    "float32": ("bfloat16", "float16", "float64", "int64"),
+    "float16": ("bfloat16", "float32"),
+    "bfloat16": ("float16", "float32"),
+    "float64": ("float32",),
+    "int64": ("int32", "float32", "bool"),
+    "int32": ("int64", "float32"),
+    "bool": ("int64", "float32", "uint8"),
+}
+SENTINELS = (-1, -100)
+PAST_INT32 = 1 << 31
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A call that differs from another by one change."""
+
+    kind: str
+    path: Path
+    call: Call
+
+
+def edits_at(call: Call, choice: Ingredient, made_of: Ingredients, hints: tuple[int, ...]) -> Iterator[Edit]:
+    """Every change to one thing in a call; `hints` are numbers of the call that are worth trying."""
+    path = choice.path
+    spec = call.get(path)
+    for kind, new in _changes(spec, made_of, hints):
+        if new is UNSET and not path.steps:
+            continue  # a parameter that is left out has its default; None is as good as that
+        changed = call.without(path) if new is UNSET else call.put(path, new)
+        if changed != call:
+            yield Edit(kind, path, changed)
+
+
+def swaps(call: Call) -> Iterator[Edit]:
+    """Every two tensor arguments exchanged."""
+    found = list(call.tensors())
+    for index, (path, spec) in enumerate(found):
+        for other, other_spec in found[index + 1 :]:
+            if spec != other_spec:
+                yield Edit("swapped arguments", path, call.put(path, other_spec).put(other, spec))
+
+
+def of_the_batch(call: Call) -> Iterator[Edit]:
+    """The noise of real systems, in all tensors at once: an empty batch, one that is twice as large."""
+    for kind, factor in (("empty batch", 0), ("doubled batch", 2)):
+        changed = call
+        for path, spec in call.tensors():
+            if spec.shape:
+                changed = changed.put(
+                    path, replace(spec, shape=(spec.shape[0] * factor, *spec.shape[1:]), strides=None)
+                )
+        if changed != call:
+            yield Edit(kind, Path(call.arguments[0][0]), changed)
+
+
+def of_sizes(call: Call) -> Iterator[Edit]:
+    """A size in every tensor that has it: what a symbol stands for."""
+    for size in dict.fromkeys(size for _, spec in call.tensors() for size in spec.shape):
+        for kind, other in {"one more": size + 1, "one fewer": size - 1, "twice": 2 * size, "half": size // 2}.items():
+            changed = call
+            for path, spec in call.tensors():
+                if other >= 0 and size in spec.shape:
+                    shape = tuple(other if axis == size else axis for axis in spec.shape)
+                    changed = changed.put(path, replace(spec, shape=shape, strides=None, at=()))
+            if changed != call:
+                yield Edit(f"{kind} everywhere", Path(call.arguments[0][0]), changed)
+
+
+def of_dtypes(call: Call) -> Iterator[Edit]:
+    """All tensors of one dtype in another one."""
+    for dtype in dict.fromkeys(spec.dtype for _, spec in call.tensors()):
+        for other in NEIGHBOURS.get(dtype, ("float32", "int64")):
+            changed = call
+            for path, spec in call.tensors():
+                if spec.dtype == dtype:
+                    changed = changed.put(path, replace(spec, dtype=other, at=()))
+            yield Edit("another dtype everywhere", Path(call.arguments[0][0]), changed)
+
+
+def _changes(spec: Spec | Any, made_of: Ingredients, hints: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
+    if isinstance(spec, TensorSpec):
+        yield from _of_tensor(spec, made_of, hints)
+        yield "missing", None
+    elif isinstance(spec, MappingSpec):
+        for name, value in spec.items:
+            rest = tuple(pair for pair in spec.items if pair[0] != name)
+            yield "missing name", MappingSpec(rest)
+            if len(name) > 3:
+                yield "misspelt name", MappingSpec((*rest, (name[:1] + name[2:], value)))
+        for text in made_of.texts:
+            if text.isidentifier() and len(text) > 3:
+                yield "misspelt name", MappingSpec((*spec.items, (text[:1] + text[2:], 1)))
+        yield "missing", None
+    elif isinstance(spec, SequenceSpec):
+        if spec.items:
+            yield "one item fewer", replace(spec, items=spec.items[:-1])
+            yield "one item more", replace(spec, items=(*spec.items, spec.items[-1]))
+            if isinstance(spec.items[-1], TensorSpec):
+                for kind, item in _of_tensor(spec.items[-1], made_of, hints):
+                    yield f"{kind}, last item", replace(spec, items=(*spec.items[:-1], item))
+        for number in (0, 1, 2, *hints[:4]):
+            yield "other items", SequenceSpec(spec.kind, (*spec.items[:-1], number) if spec.items else (number,))
+        yield "other kind", 3
+        yield "missing", None
+    elif isinstance(spec, ObjectSpec):
+        yield "missing", None
+    else:
+        yield from _of_plain(spec, made_of, hints)
+        yield "a tensor", TensorSpec("float32", (2, 3))
+
+
+def _of_plain(spec: Spec | Any, made_of: Ingredients, hints: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
+    numbers: list[int | float] = [*SMALL_NUMBERS, *hints, *made_of.numbers]
+    if isinstance(spec, int | float) and not isinstance(spec, bool):
+        numbers = [spec + 1, spec - 1, spec * 2, -spec, *numbers, *(h + 1 for h in hints), *(-n for n in numbers[:3])]
+    for number in dict.fromkeys(numbers):
+        yield _kind_of_number(spec, number), number
+    yield "other kind", 0.5
+    for truth in (True, False):
+        yield "other truth", truth
+    for text in made_of.texts:
+        yield "other text", text
+    yield "other text", TextSpec(5)
+    yield "other kind", ObjectSpec("object")
+    if spec is not None:
+        yield "missing", None
+        yield "missing", UNSET
+
+
+def _kind_of_number(spec: Spec | Any, number: int | float) -> str:
+    if isinstance(spec, int | float) and not isinstance(spec, bool):
+        near = {spec + 1: "one more", spec - 1: "one fewer", spec * 2: "twice"}
+        if number in near:
+            return near[number]
+    return "a negative number" if number < 0 else "another number"
+
+
+def _of_tensor(spec: TensorSpec, made_of: Ingredients, hints: tuple[int, ...]) -> Iterator[tuple[str, TensorSpec]]:
+    yield from ((kind, replace(spec, shape=shape, strides=None, at=())) for kind, shape in _shapes(spec.shape, hints))
+    for dtype in dict.fromkeys((*NEIGHBOURS.get(spec.dtype, ("float32", "int64")), *made_of.dtypes)):
+        if dtype != spec.dtype:
+            yield "neighbouring dtype", replace(spec, dtype=dtype, at=(), fill=None if "float" in dtype else spec.fill)
+    if spec.device == "cpu":
+        yield "meta device", replace(spec, device="meta")
+    if spec.shape and spec.elements:
+        yield "gaps between elements", replace(spec, strides=tuple(2 * stride for stride in row_order(spec.shape)))
+    if len(spec.shape) > 1 and spec.elements:
+        strides = row_order(spec.shape)
+        yield "transposed strides", replace(spec, strides=_transposed(spec.shape))
+        for axis, size in enumerate(spec.shape):
+            if size > 1:
+                yield "expanded strides", replace(spec, strides=(*strides[:axis], 0, *strides[axis + 1 :]))
+    if spec.elements:
+        yield from _values(spec, made_of, hints)
+
+
+def _shapes(shape: tuple[int, ...], hints: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for axis, size in enumerate(shape):
+        others = {
+            "one more": size + 1,
+            "one fewer": max(size - 1, 0),
+            "half": size // 2,
+            "twice": 2 * size,
+            "size 1": 1,
+        }
+        others["empty"] = 0
+        for kind, other in others.items():
+            if other != size:
+                yield f"{kind} in axis {axis}", (*shape[:axis], other, *shape[axis + 1 :])
+        for hint in hints[:8]:
+            if hint != size:
+                yield f"another size in axis {axis}", (*shape[:axis], hint, *shape[axis + 1 :])
+    for axis in range(len(shape)):
+        yield "rank - 1", (*shape[:axis], *shape[axis + 1 :])
+        for other in range(axis + 1, len(shape)):
+            swapped = list(shape)
+            swapped[axis], swapped[other] = shape[other], shape[axis]
+            if tuple(swapped) != shape:
+                yield f"axes {axis} and {other} swapped", tuple(swapped)
+    yield "rank + 1", (1, *shape)
+    yield "rank + 1", (*shape, 1)
+    yield "rank + 1", (2, *shape)
+
+
+def _transposed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a tensor that was made with its last two axes exchanged."""
+    *rest, before, last = row_order((*shape[:-2], shape[-1], shape[-2]))
+    return (*rest, last, before)
+
+
+def _values(spec: TensorSpec, made_of: Ingredients, hints: tuple[int, ...]) -> Iterator[tuple[str, TensorSpec]]:
+    places = dict.fromkeys((0, spec.elements // 2, spec.elements - 1))
+    is_real = spec.dtype.startswith(("float", "bfloat"))
+    bounds = [n for n in (*hints, *made_of.numbers) if isinstance(n, int)]
+    numbers: list[int | float] = [
+        *SENTINELS,
+        0,
+        1,
+        2,
+        3,
+        PAST_INT32,
+        *bounds,
+        *(n - 1 for n in bounds),
+        *(n + 1 for n in bounds),
+    ]
+    if spec.dtype == "bool":
+        numbers = [0, 1]
+    elif is_real:
+        numbers = [float("nan"), float("inf"), -float("inf"), 0, 1, -1, 0.5, 1e30, *made_of.numbers, *bounds]
+    for number in dict.fromkeys(numbers):
+        for place in places:
+            yield f"element {number}", spec.with_element(place, number)
+    columns = spec.shape[-1] if spec.shape else 1
+    for name, fill in {"all 0": (0,), "all 1": (1,), "0 and 1": (0, 1), "1 and 0": (1, 0)}.items():
+        yield name, replace(spec, fill=fill, at=())
+    if spec.dtype != "bool":
+        count = min(spec.elements, 64)
+        yield "ascending", replace(spec, fill=tuple(range(count)), at=())
+        yield "descending", replace(spec, fill=tuple(range(count, 0, -1)), at=())
+        yield "repeated", replace(spec, fill=(1, 1, 2), at=())
+        yield "all negative", replace(spec, fill=(-1,), at=())
+        for bound in bounds[:4]:
+            yield "all at a bound", replace(spec, fill=(bound,), at=())
+    if is_real:
+        yield "noise", replace(spec, fill=None, at=())
+    if spec.elements > columns and columns <= 256:
+        for row in dict.fromkeys((0, spec.elements // columns - 1)):
+            for value in (0, 1):
+                at = tuple((row * columns + column, value) for column in range(columns))
+                yield f"a row of {value}", replace(spec, at=at)

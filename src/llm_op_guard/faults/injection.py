@@ -1,0 +1,245 @@
+"""Injection: for each contract valid calls and mutants, guarded and not, and what comes of it as numbers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from llm_op_guard.contract.model import Contract
+from llm_op_guard.errors import GuardError
+from llm_op_guard.faults.build import build
+from llm_op_guard.faults.ingredients import ingredients
+from llm_op_guard.faults.judge import Judgement
+from llm_op_guard.faults.mutants import Mutant, breakable, mutants
+from llm_op_guard.faults.operators import Operator
+from llm_op_guard.faults.outcome import EMPTY, Outcome, Trial, outcomes
+from llm_op_guard.faults.solve import valid_calls
+from llm_op_guard.guard.call import Call, to_json
+from llm_op_guard.guard.guard import Guard
+from llm_op_guard.guard.violation import Violation
+from llm_op_guard.policy import Action, Policy, Setting
+
+# A valid call differs from itself where its operator draws random numbers, or its elements were never set.
+_TAKEN = ("harmless", "silent")
+INTENDED, OTHER, MISSED = "caught by the intended rule", "caught by another rule", "missed"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One mutant and what became of it; `message` is the guard's diagnosis in one line."""
+
+    id: str
+    contract: str
+    rule: str
+    kind: str
+    call: str
+    guarded: str
+    unguarded: Outcome
+    message: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The case as JSON-ready data."""
+        return {
+            "id": self.id,
+            "contract": self.contract,
+            "rule": self.rule,
+            "kind": self.kind,
+            "call": self.call,
+            "arguments": dict(self.data),
+            "guarded": self.guarded,
+            "unguarded": {"kind": self.unguarded.kind, "text": self.unguarded.text},
+            "message": self.message,
+        }
+
+
+@dataclass(frozen=True)
+class FalseAlarm:
+    """A valid call that a guard stopped, or told of."""
+
+    contract: str
+    call: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Injected:
+    """What injection into one contract came to.
+
+    `unbroken` are the rules for which no mutant was found, `lenient` those whose mutants are all harmless without a
+    guard: they may be too strict. `promises` are those that the operator has to keep, which no call breaks. `refused`
+    counts, by error, the valid calls that the operator itself did not take.
+    """
+
+    contract: str
+    rules: int
+    valid_calls: int
+    cases: tuple[Case, ...]
+    false_alarms: tuple[FalseAlarm, ...]
+    unbroken: tuple[str, ...]
+    promises: tuple[str, ...]
+    operator: str
+    refused: Mapping[str, int]
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures as JSON-ready data, without the cases."""
+        return {
+            "contract": self.contract,
+            "operator": self.operator,
+            "rules": self.rules,
+            "mutants": len(self.cases),
+            "caught": len(self.cases) - self.count(MISSED),
+            "caught_by_intended_rule": self.count(INTENDED),
+            "valid_calls": self.valid_calls,
+            "false_alarms": [{"call": alarm.call, "message": alarm.message} for alarm in self.false_alarms],
+            "rules_without_mutant": list(self.unbroken),
+            "promises": list(self.promises),
+            "possibly_too_strict": self.lenient,
+            "valid_calls_that_fail_unguarded": dict(self.refused),
+            "seconds": round(self.seconds, 1),
+        }
+
+    @property
+    def lenient(self) -> list[str]:
+        """Rules whose mutants are all harmless."""
+        kinds: dict[str, set[str]] = {}
+        for case in self.cases:
+            kinds.setdefault(case.rule, set()).add(case.unguarded.kind + case.unguarded.text)
+        return [rule for rule, found in kinds.items() if found == {"harmless"}]
+
+    def count(self, guarded: str) -> int:
+        """How many mutants came to that."""
+        return sum(case.guarded == guarded for case in self.cases)
+
+
+class _Collector:
+    """What a guard tells; nothing is raised, recorded or warned of."""
+
+    def __init__(self) -> None:
+        self.violations: list[Violation] = []
+
+    def report(self, _guard: Guard, violations: list[Violation], _arguments: Mapping[str, Any]) -> GuardError | None:
+        self.violations += violations
+        return None
+
+    def error(self, _guard: Guard, violations: list[Violation], _arguments: Mapping[str, Any]) -> GuardError:
+        self.violations += violations
+        return GuardError("", violations)
+
+    def repeated(self, _guard: Guard, _rule_ids: list[str]) -> bool:
+        return False
+
+
+class Checked:
+    """The compiled check of a contract, which says what it finds."""
+
+    def __init__(self, contract: Contract) -> None:
+        self._collector = _Collector()
+        every = Policy(A=Setting(Action.RAISE), B=Setting(Action.RAISE))
+        guard = Guard(contract, operator=contract.name, site=contract.name, defaults=every, reporter=self._collector)
+        self._parameters = guard.parameters
+        self._check = guard.checks(("A", "B"))[0]
+
+    def __call__(self, call: Call) -> list[Violation]:
+        """What the guard tells of a call."""
+        self._collector.violations.clear()
+        arguments = build(call)
+        self._check(*(arguments.get(name) for name in self._parameters))
+        return list(self._collector.violations)
+
+
+def inject(
+    name: str,
+    contract: Contract,
+    operator: Operator | None,
+    *,
+    seed: int = 0,
+    valid: int = 200,
+    case: str | None = None,
+) -> Injected:
+    """Make valid calls and mutants of a contract, and try them with its guard and, where there is one, its operator."""
+    started = time.perf_counter()
+    made_of = ingredients(contract)
+    checked = Checked(contract)
+    right = valid_calls(made_of, seed, valid)
+    refused: dict[str, int] = {}
+    if operator is not None:
+        right, refused = _runnable_first(operator, right)
+    alarms = []
+    for judgement in right:
+        for violation in checked(judgement.call)[:1]:
+            alarms.append(FalseAlarm(name, str(judgement.call), violation.summary))
+    made = mutants(made_of, right, seed)
+    chosen = [mutant for kinds in made.values() for mutant in kinds if case is None or mutant.id == case]
+    arguments = {rule.id: _argument(contract, rule.id) for rule in breakable(contract)}
+    trials = [Trial(mutant.call, mutant.origin, arguments[mutant.rule]) for mutant in chosen]
+    found = outcomes(operator, trials) if operator is not None else _nowhere(len(trials))
+    cases = tuple(
+        _case(name, mutant, checked(mutant.call), outcome) for mutant, outcome in zip(chosen, found, strict=True)
+    )
+    rules = breakable(contract)
+    known = {rule.id for rule in rules}
+    return Injected(
+        name,
+        len(rules),
+        len(right),
+        cases,
+        tuple(alarms),
+        tuple(rule for rule, kinds in made.items() if not kinds),
+        tuple(rule.id for rule in contract.rules if rule.id not in known),
+        operator.site if operator is not None else "",
+        refused,
+        time.perf_counter() - started,
+    )
+
+
+def _runnable_first(operator: Operator, valid: list[Judgement]) -> tuple[list[Judgement], dict[str, int]]:
+    """Valid calls, those first that the operator takes; and the errors of the others, counted."""
+    found = list(outcomes(operator, [Trial(judgement.call, judgement.call, "") for judgement in valid]))
+    refused: dict[str, int] = {}
+    for outcome in found:
+        if outcome.kind not in _TAKEN:
+            refused[outcome.text] = refused.get(outcome.text, 0) + 1
+    # What comes to nothing shows no difference.
+    order = sorted(range(len(valid)), key=lambda n: (found[n].kind not in _TAKEN, found[n].text == EMPTY))
+    return [valid[number] for number in order], refused
+
+
+def _nowhere(count: int) -> Iterator[Outcome]:
+    return iter([Outcome("not run", "no operator is known for this contract")] * count)
+
+
+def _case(name: str, mutant: Mutant, violations: list[Violation], outcome: Outcome) -> Case:
+    mine = next((violation for violation in violations if violation.rule_id == mutant.rule), None)
+    told = mine or next(iter(violations), None)
+    guarded = INTENDED if mine is not None else OTHER if violations else MISSED
+    message = told.summary if told is not None else ""
+    return Case(
+        mutant.id, name, mutant.rule, mutant.kind, str(mutant.call), guarded, outcome, message, to_json(mutant.call)
+    )
+
+
+def _argument(contract: Contract, rule: str) -> str:
+    """What a clear error about a rule would name: the argument that it begins with."""
+    first = rule.split("[", maxsplit=1)[0].split(".", maxsplit=1)[0]
+    return first if first in contract.parameters else next(iter(contract.parameters), "")
+
+
+def summary(results: list[Injected]) -> dict[str, int]:
+    """The figures of all contracts together."""
+    cases = [case for result in results for case in result.cases]
+    caught = sum(case.guarded != MISSED for case in cases)
+    return {
+        "contracts": len(results),
+        "rules": sum(result.rules for result in results),
+        "rules_with_mutants": sum(result.rules - len(result.unbroken) for result in results),
+        "mutants": len(cases),
+        "caught": caught,
+        "caught_by_intended_rule": sum(case.guarded == INTENDED for case in cases),
+        "missed": len(cases) - caught,
+        "valid_calls": sum(result.valid_calls for result in results),
+        "false_alarms": sum(len(result.false_alarms) for result in results),
+    }

@@ -1,0 +1,378 @@
+"""Valid calls of a contract: sketched from its types, then mended until `explain` finds nothing wrong.
+
+A sketch takes sizes and dtypes for the symbols, one branch and one alternative for each type, and guesses the rest from
+the numbers that the contract speaks of. What is broken then is changed, one thing at a time, as long as less is broken
+afterwards. All of it comes from one seed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from llm_op_guard.contract.expressions import names_in
+from llm_op_guard.contract.model import (
+    AnySize,
+    Clause,
+    Contract,
+    Declare,
+    DeviceType,
+    DtypeOf,
+    DtypeSymbol,
+    Like,
+    ListType,
+    LiteralType,
+    NoneType,
+    Rest,
+    RestOf,
+    ScalarType,
+    Size,
+    SizeOneOf,
+    TensorType,
+    TupleType,
+    Type,
+)
+from llm_op_guard.contract.path import Path
+from llm_op_guard.faults.answers import with_answer
+from llm_op_guard.faults.edits import Edit, edits_at
+from llm_op_guard.faults.ingredients import (
+    DTYPES,
+    SMALL_NUMBERS,
+    Ingredient,
+    Ingredients,
+    dtypes_of,
+)
+from llm_op_guard.faults.judge import Judgement, judge
+from llm_op_guard.guard.call import (
+    Call,
+    IdentitySpec,
+    MappingSpec,
+    ObjectSpec,
+    SequenceSpec,
+    Spec,
+    TensorSpec,
+    TextSpec,
+)
+from llm_op_guard.guard.evaluate import Values
+from llm_op_guard.guard.reading import INAPPLICABLE, UNSET, Broken
+
+# Sizes that symbols are given: the least, odd ones, primes, powers of two and their neighbours, and one past a tile.
+SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 129)
+_USUAL = (1, 2, 3, 4, 6, 8)
+_CHANGES = 60
+_STARTS = 12
+
+
+def valid_calls(made_of: Ingredients, seed: int, wanted: int, *, attempts: int | None = None) -> list[Judgement]:
+    """So many different valid calls, or as many as are found; those first that reach most of the contract.
+
+    Every statement of the contract is reached by one if any attempt reached it.
+    """
+    random_of = random.Random(seed)
+    found: dict[Call, Judgement] = {}
+    reached: dict[int, int] = {}
+    for attempt in range(attempts if attempts is not None else 12 * wanted + 60):
+        judgement = _mended(made_of, sketch(made_of, random_of, attempt), random_of)
+        if judgement is None or judgement.call in found:
+            continue
+        found[judgement.call] = judgement
+        for number in judgement.applied():
+            reached[number] = reached.get(number, 0) + 1
+        if len(found) >= wanted:
+            break
+    for number, clause in enumerate(made_of.contract.clauses):
+        if number not in reached and not clause.after_call:
+            judgement = _reaching(made_of, clause, list(found.values()), random_of)
+            if judgement is not None:
+                found[judgement.call] = judgement
+                for other in judgement.applied():
+                    reached[other] = reached.get(other, 0) + 1
+    return sorted(
+        found.values(), key=lambda j: -sum(1 / reached[number] for number in set(j.applied()) if number in reached)
+    )
+
+
+def _mended(made_of: Ingredients, call: Call, random_of: random.Random) -> Judgement | None:
+    judgement = judge(made_of.contract, call)
+    for _ in range(_CHANGES):
+        if judgement is None:
+            return None
+        if not judgement.broken:
+            return judgement
+        options = _to_blame(made_of, judgement, random_of)
+        if not options:
+            return None
+        chosen = random_of.choice(options)
+        call_of = changed(made_of, judgement, chosen, random_of)
+        if call_of is None:
+            continue
+        new = judge(made_of.contract, call_of)
+        if new is not None and len(new.broken) <= len(judgement.broken):
+            judgement = new
+    return judgement if judgement is not None and not judgement.broken else None
+
+
+def _reaching(
+    made_of: Ingredients, clause: Clause, valid: list[Judgement], random_of: random.Random
+) -> Judgement | None:
+    """A valid call about which a statement has something to say, or None."""
+    for attempt in range(_STARTS):
+        start = judge(made_of.contract, sketch(made_of, random_of, attempt))
+        now = random_of.choice(valid) if valid and (attempt % 2 or start is None) else start
+        if now is None:
+            continue
+        for _ in range(_CHANGES):
+            away = now.away_from(clause)
+            if away == 0 and not now.broken:
+                return now
+            unmet = now.first_unmet(clause)
+            if unmet is not None:
+                options = made_of.read_by([unmet.test.node])
+            elif away:
+                options = made_of.mentioned(clause)
+            else:
+                options = _to_blame(made_of, now, random_of)
+            if not options:
+                break
+            call = changed(made_of, now, random_of.choice(options), random_of)
+            new = judge(made_of.contract, call) if call is not None else None
+            if new is not None and (new.away_from(clause), len(new.broken)) <= (away, len(now.broken)):
+                now = new
+    return None
+
+
+def _to_blame(made_of: Ingredients, now: Judgement, random_of: random.Random) -> list[Ingredient]:
+    """What one of the broken rules of a call depends on."""
+    rule = random_of.choice(now.broken)
+    statement = next((r.statement for r in made_of.contract.rules if r.id == rule), None)
+    clause = next((c for c in made_of.contract.clauses if c.statement is statement), None)
+    return made_of.mentioned(clause) if clause is not None else list(made_of.choices)
+
+
+def changed(made_of: Ingredients, now: Judgement, chosen: Ingredient, random_of: random.Random) -> Call | None:
+    """One thing of a call made otherwise: anew from its type and the symbols of the call, or by an edit."""
+    sketcher = _Sketch(made_of, random_of, dict(now.bindings.values.symbols))
+    if chosen.kind == "answer":
+        return sketcher.answered(now.call, chosen)
+    if chosen.types and random_of.random() < 0.6:
+        spec = sketcher.of_type(random_of.choice(chosen.types), now.call)
+        return now.call.put(chosen.path, spec)
+    if chosen.kind == "plain" and random_of.random() < 0.5:
+        return now.call.put(chosen.path, sketcher.guess())
+    options: list[Edit] = list(edits_at(now.call, chosen, made_of, hints_of(now)))
+    return random_of.choice(options).call if options else None
+
+
+def hints_of(judgement: Judgement) -> tuple[int, ...]:
+    """The whole numbers that symbols and assigned names stand for in a call."""
+    values = judgement.bindings.values
+    return tuple(
+        dict.fromkeys(
+            value
+            for value in (*values.symbols.values(), *values.assigned.values())
+            if type(value) is int and value >= 0
+        )
+    )
+
+
+def sketch(made_of: Ingredients, random_of: random.Random, attempt: int = 0) -> Call:
+    """A call that its types allow, as far as they say."""
+    return _Sketch(made_of, random_of, {}, small=attempt % 3 != 0).call()
+
+
+class _Sketch:
+    def __init__(
+        self, made_of: Ingredients, random_of: random.Random, symbols: dict[str, Any], *, small: bool = True
+    ) -> None:
+        self.made_of = made_of
+        self.contract: Contract = made_of.contract
+        self.random = random_of
+        self.values = Values({}, made_of.contract.constants)
+        self.values.symbols = dict(symbols)
+        # One size of a call is large at most: all of them would make tensors that take seconds.
+        self.large = not small
+
+    def call(self) -> Call:
+        call = Call(tuple((name, None) for name in self.contract.parameters), self.random.randrange(1 << 16))
+        truths: dict[str, bool] = {}
+        chosen: dict[Path, Type] = {}
+        for clause in self.contract.clauses:
+            taken = all(
+                truths.setdefault(c.test.text, self.random.random() < 0.5) is c.wanted for c in clause.conditions
+            )
+            if isinstance(clause.statement, Declare) and not clause.after_call and taken:
+                chosen.setdefault(clause.statement.path, clause.statement.type)
+        for choice in self.made_of.choices:
+            if choice.path not in chosen:
+                call = self._undeclared(call, choice)
+        # Those that speak of another's dtype or shape come after it.
+        for _ in range(2):
+            for path, declared in chosen.items():
+                call = call.put(path, self.of_type(declared, call))
+        for choice in self.made_of.choices:
+            if choice.kind == "answer":
+                call = self.answered(call, choice)
+        return call
+
+    def _some_size(self) -> int:
+        if self.large and self.random.random() < 0.4:
+            self.large = False
+            return self.random.choice(SIZES)
+        return self.random.choice(_USUAL)
+
+    def _undeclared(self, call: Call, choice: Ingredient) -> Call:
+        if choice.kind == "answer" or call.get(choice.path) not in (None, UNSET):
+            return call
+        if choice.types and choice.kind != "object":
+            return call.put(choice.path, self.of_type(self.random.choice(choice.types), call))
+        if choice.kind == "tensor":
+            return call if self.random.random() < 0.2 else call.put(choice.path, self._any_tensor())
+        if choice.kind == "object":
+            return call if isinstance(call.get(choice.path), ObjectSpec) else call.put(choice.path, self._empty(choice))
+        return call.put(choice.path, self.guess()) if self.random.random() < 0.85 else call
+
+    def _empty(self, choice: Ingredient) -> Spec:
+        """What holds other paths: an object, a dict or a sequence, as they are read."""
+        depth = len(choice.path.steps)
+        steps = [
+            other.path.steps[depth]
+            for other in self.made_of.choices
+            if other.path.root == choice.path.root and len(other.path.steps) > depth
+        ]
+        if choice.path in self.made_of.named or any(
+            isinstance(step, tuple) and isinstance(step[0], str) for step in steps
+        ):
+            return MappingSpec(())
+        return SequenceSpec("tuple", ()) if steps and isinstance(steps[0], tuple) else ObjectSpec("object")
+
+    # ------------------------------------------------------------ values
+
+    def guess(self) -> Spec:
+        """A number, truth, text or nothing."""
+        numbers = [*self.made_of.numbers, *SMALL_NUMBERS, *(v for v in self.values.symbols.values() if type(v) is int)]
+        options: list[Spec] = [self.random.choice(numbers), self.random.choice((True, False)), None]
+        if self.made_of.texts:
+            options.append(self.random.choice(self.made_of.texts))
+        weights = [6, 2, 1, 2][: len(options)]
+        return self.random.choices(options, weights)[0]
+
+    def answered(self, call: Call, choice: Ingredient) -> Call:
+        """The call with another answer to a question about an object, or with none."""
+        options: list[Spec] = [*self.made_of.numbers, *SMALL_NUMBERS, 7, 96, True, False]
+        if choice.question is not None and "filled_by" in str(choice.path):
+            options = [IdentitySpec()]
+        answer = None if self.random.random() < 0.25 else self.random.choice(options)
+        return with_answer(call, choice, answer, self.contract)
+
+    def of_type(self, declared: Type, call: Call) -> Spec:
+        """A value of one of the alternatives of a type."""
+        alternative = self.random.choice(declared.alternatives)
+        match alternative:
+            case NoneType():
+                return None
+            case LiteralType():
+                return alternative.value
+            case ScalarType(text=text):
+                return self._scalar(text)
+            case Like(path=path):
+                other = call.get(path)
+                return other if isinstance(other, TensorSpec) else self._any_tensor()
+            case TupleType(items=items):
+                return SequenceSpec("tuple", tuple(self.of_type(item, call) for item in items))
+            case ListType(item=item):
+                return SequenceSpec(
+                    "list", tuple(self.of_type(item, call) for _ in range(self.random.choice((0, 1, 2, 3))))
+                )
+        return self._tensor(alternative, call)
+
+    def _scalar(self, text: str) -> Spec:
+        numbers = [*SMALL_NUMBERS, *(v for v in self.made_of.numbers if type(v) is int)]
+        match text:
+            case "int":
+                return self.random.choice(numbers)
+            case "float":
+                return self.random.choice([0.0, 0.5, 1.0, 2.0, *(float(v) for v in self.made_of.numbers)])
+            case "bool":
+                return self.random.random() < 0.5
+            case "str":
+                texts: list[Spec] = [*self.made_of.texts, TextSpec(3)]
+                return self.random.choice(texts)
+            case "dict":
+                return MappingSpec(())
+        return ObjectSpec("object")
+
+    def _any_tensor(self) -> TensorSpec:
+        rank = self.random.choice((1, 2, 2, 3, 4, 4))
+        dtype = self.random.choice(["float32", "float32", "int64", "bool", *self.made_of.dtypes])
+        return TensorSpec(dtype, tuple(self._some_size() for _ in range(rank)), fill=self._fill(dtype))
+
+    def _fill(self, dtype: str) -> tuple[int | float | bool, ...] | None:
+        if dtype.startswith(("float", "bfloat", "complex")):
+            return self.random.choice((None, None, None, (0.0,), (1.0,)))
+        return self.random.choice(((0,), (1,), (0, 1), (1, 0), None, (0, 1, 2), (1, 2, 3)))
+
+    def _tensor(self, tensor: TensorType, call: Call) -> TensorSpec:
+        dtype = self._dtype(tensor, call)
+        shape: list[int] = []
+        if tensor.dims is None:
+            shape = [self._some_size() for _ in range(self.random.choice((0, 1, 2, 3, 4)))]
+        for dim in tensor.dims or ():
+            match dim:
+                case Rest(name=name):
+                    group = self.values.symbols.get(name) if name is not None else None
+                    if not isinstance(group, tuple):
+                        group = tuple(self._some_size() for _ in range(self.random.choice((0, 1, 1, 2, 3))))
+                    if name is not None:
+                        self.values.symbols[name] = group
+                    shape += group
+                case RestOf(path=path):
+                    other = call.get(path)
+                    shape += other.shape if isinstance(other, TensorSpec) else ()
+                case AnySize():
+                    shape.append(self._some_size())
+                case SizeOneOf(options=options):
+                    shape.append(self._size(self.random.choice(options)))
+                case Size(expr=expr):
+                    shape.append(self._size(expr))
+        device = next((d.name for d in tensor.devices or () if isinstance(d, DeviceType)), "cpu")
+        return TensorSpec(dtype, tuple(shape), device, fill=self._fill(dtype))
+
+    def _dtype(self, tensor: TensorType, call: Call) -> str:
+        for dtype in tensor.dtypes:
+            if isinstance(dtype, DtypeOf) and isinstance(other := call.get(dtype.path), TensorSpec):
+                return other.dtype
+        symbol = tensor.dtype_symbol
+        known = self.values.symbols.get(symbol) if symbol is not None else None
+        if known is not None:
+            return str(known).removeprefix("torch.")
+        found = self.random.choice(_usual_first(dtypes_of(tensor, {}), self.random))
+        if symbol is not None and len(tensor.dtypes) == 1 and isinstance(tensor.dtypes[0], DtypeSymbol):
+            self.values.symbols[symbol] = found
+        return found
+
+    def _size(self, expr: Any) -> int:
+        symbol = expr.symbol
+        if symbol is not None and symbol in self.contract.symbols:
+            if type(self.values.symbols.get(symbol)) is not int:
+                self.values.symbols[symbol] = self._some_size()
+            return int(self.values.symbols[symbol])
+        for name in self._unknown(expr):
+            self.values.symbols[name] = self._some_size()
+        try:
+            value = self.values.evaluate(expr)
+        except (*INAPPLICABLE, Broken, KeyError):
+            value = None
+        return value if type(value) is int and 0 <= value < 4096 else self._some_size()
+
+    def _unknown(self, expr: Any) -> Iterator[str]:
+        for name in names_in(expr.node):
+            if self.contract.symbols.get(name) == "size" and name not in self.values.symbols:
+                yield name
+
+
+def _usual_first(dtypes: Iterable[str], random_of: random.Random) -> list[str]:
+    """Half of the time those that operators are mostly called with."""
+    found = list(dtypes)
+    usual = [name for name in found if name in ("float32", "bfloat16", "float16", "int64", "bool")]
+    return usual if usual and random_of.random() < 0.9 else [name for name in found if name in DTYPES]

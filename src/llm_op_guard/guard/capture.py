@@ -1,0 +1,228 @@
+"""From the arguments of a live call to the call as data. Runs no code of theirs, keeps none of them alive."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+from llm_op_guard.contract.model import Clause, Contract, Declare, LiteralType, Remember, Require
+from llm_op_guard.contract.path import Path, path_of
+from llm_op_guard.contract.vocabulary import FUNCTIONS
+from llm_op_guard.contract.walk import declared_paths
+from llm_op_guard.guard import functions, memory
+from llm_op_guard.guard.bind import Bindings
+from llm_op_guard.guard.call import (
+    Call,
+    IdentitySpec,
+    MappingSpec,
+    Number,
+    ObjectSpec,
+    SequenceSpec,
+    Spec,
+    Step,
+    TensorSpec,
+    TextSpec,
+    TorchSpec,
+    answer_key,
+    row_order,
+)
+from llm_op_guard.guard.elements import offenders
+from llm_op_guard.guard.reading import UNSET, is_a, is_tensor, number_now, path_value
+from llm_op_guard.guard.reads import reads_of
+
+# Of a container so many items are kept.
+MOST_ITEMS = 64
+_DEEPEST = 6
+
+
+def capture(contract: Contract, arguments: Mapping[str, Any], broken: Collection[str] = ()) -> Call:
+    """The call with these arguments, as far as the contract can see it: metadata, numbers, and texts that it spells.
+
+    Of what tensors hold, the elements that the rules named in `broken` point to, and nothing else.
+    """
+    below: dict[str, list[tuple[Step, ...]]] = {}
+    for path in read_paths(contract):
+        below.setdefault(path.root, []).append(path.steps)
+    seen = _Capture(frozenset(_spelt(contract)))
+    call = Call(tuple((name, seen.spec(value, below.get(name, []), _DEEPEST)) for name, value in arguments.items()))
+    if broken or any(asked_of_objects(contract)):
+        bindings = Bindings(contract, [c for c in contract.clauses if not c.after_call], arguments, {}, False)
+        bindings.collect()
+        call = _answered(call, contract, arguments, bindings)
+        call = _with_offenders(call, contract, broken, bindings)
+    return call
+
+
+def _with_offenders(call: Call, contract: Contract, broken: Collection[str], bindings: Bindings) -> Call:
+    for rule in contract.rules:
+        if rule.id not in broken or not isinstance(rule.statement, Require):
+            continue
+        for path, index, value in offenders(rule.statement.expr.node, bindings.values):
+            spec, number = call.get(path), _number(value)
+            if isinstance(spec, TensorSpec) and number is not None and len(index) == len(spec.shape):
+                place = sum(i * s for i, s in zip(index, row_order(spec.shape), strict=True))
+                call = call.put(path, spec.with_element(place, number))
+    return call
+
+
+def _number(value: Any) -> Number | None:
+    if is_tensor(value):
+        value = value.item()
+    return value if isinstance(value, bool | int | float) else None
+
+
+def expressions_of(clause: Clause) -> list[ast.expr]:
+    """The expressions of a clause that are judged: conditions, and what it requires, assigns or remembers."""
+    statement = clause.statement
+    nodes = [condition.test.node for condition in clause.conditions]
+    if isinstance(statement, Remember):
+        return nodes + [expr.node for _, expr in statement.facts]
+    return nodes if isinstance(statement, Declare) else [*nodes, statement.expr.node]
+
+
+def read_paths(contract: Contract) -> Iterator[Path]:
+    """Every path of the arguments that a contract declares or reads."""
+    for clause in contract.clauses:
+        if isinstance(clause.statement, Declare):
+            yield from (path for path, _ in declared_paths(clause.statement.path, clause.statement.type))
+        elif isinstance(clause.statement, Remember):
+            yield clause.statement.path
+        for node in expressions_of(clause):
+            yield from (read.path for read in reads_of(node, contract))
+
+
+def asked_of_objects(contract: Contract) -> Iterator[tuple[Path, ast.Call]]:
+    """The functions that a contract asks about objects (`cache_length(cache)`), and where those stand."""
+    for clause in contract.clauses:
+        for expression in expressions_of(clause):
+            for node in ast.walk(expression):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
+                    function = FUNCTIONS.get(node.func.id)
+                    path = path_of(node.args[0])
+                    if function is not None and path is not None and function.arguments[0][1] == "owner":
+                        yield path, node
+
+
+def _spelt(contract: Contract) -> Iterator[str]:
+    """The texts that a contract spells: those alone may be kept of a call."""
+    for clause in contract.clauses:
+        for expression in expressions_of(clause):
+            for node in ast.walk(expression):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield node.value
+        if isinstance(clause.statement, Declare):
+            for alternative in clause.statement.type.alternatives:
+                if isinstance(alternative, LiteralType) and isinstance(alternative.value, str):
+                    yield alternative.value
+    yield from (part for value in contract.constants.values() for part in _texts(value))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from (text for part in (*value.keys(), *value.values()) for text in _texts(part))
+    elif isinstance(value, tuple | list):
+        yield from (text for part in value for text in _texts(part))
+
+
+class _Capture:
+    def __init__(self, spelt: frozenset[str]) -> None:
+        self._spelt = spelt
+        self._open: list[int] = []
+
+    def spec(self, value: Any, below: Iterable[tuple[Step, ...]], depth: int) -> Spec:
+        """What is kept of a value; `below` are the steps from it that the contract reads."""
+        if value is None or type(value) in (bool, int, float):
+            return value  # type: ignore[no-any-return]
+        if is_tensor(value):
+            return tensor_spec(value)
+        if is_a(value, str):
+            text = str.__str__(value)
+            return text if text in self._spelt else TextSpec(len(text))
+        torch = sys.modules.get("torch")
+        if torch is not None and is_a(value, torch.dtype | torch.device):
+            kind = "dtype" if is_a(value, torch.dtype) else "device"
+            return TorchSpec(kind, str(value).removeprefix("torch."))
+        if depth == 0 or id(value) in self._open:
+            return ObjectSpec(type(value).__name__)
+        self._open.append(id(value))
+        try:
+            return self._composite(value, [path for path in below if path], depth - 1)
+        finally:
+            self._open.pop()
+
+    def _composite(self, value: Any, steps: list[tuple[Step, ...]], depth: int) -> Spec:
+        if type(value) in (tuple, list):
+            inner = [path[1:] for path in steps if not isinstance(path[0], str)]
+            items = tuple(self.spec(item, inner, depth) for item in value[:MOST_ITEMS])
+            return SequenceSpec(type(value).__name__, items)
+        if type(value) is dict:
+            # Keyword arguments are names; other keys may be what a user wrote.
+            named = [(k, v) for k, v in list(value.items())[:MOST_ITEMS] if type(k) is str and k.isidentifier()]
+            return MappingSpec(
+                tuple((k, self.spec(v, [p[1:] for p in steps if p[0] == (k,)], depth)) for k, v in named)
+            )
+        parts = []
+        for name in dict.fromkeys(path[0] for path in steps if isinstance(path[0], str)):
+            found = _read(value, name)
+            if found is not UNSET:
+                parts.append((name, self.spec(found, [path[1:] for path in steps if path[0] == name], depth)))
+        return ObjectSpec(type(value).__name__, tuple(parts))
+
+
+def _read(owner: Any, *steps: Step) -> Any:
+    try:
+        return path_value(owner, *steps)
+    except Exception:
+        return UNSET
+
+
+def tensor_spec(tensor: Any) -> TensorSpec:
+    """The metadata of a tensor."""
+    shape = tuple(int(number_now(size)) for size in tensor.shape)
+    try:
+        strides = tuple(int(number_now(stride)) for stride in tensor.stride())
+    except Exception:  # sparse, nested: they have none
+        strides = row_order(shape)
+    device, dtype = str(tensor.device), str(tensor.dtype).removeprefix("torch.")
+    return TensorSpec(dtype, shape, device, None if strides == row_order(shape) else strides)
+
+
+# ---------------------------------------------------------------- what functions say of objects
+
+
+def _answered(call: Call, contract: Contract, arguments: Mapping[str, Any], bindings: Bindings) -> Call:
+    """The call with what functions of the contract say of its objects, for those that know."""
+    asked = list(asked_of_objects(contract))
+    owners = {str(path): _read(arguments.get(path.root), *path.steps) for path, _ in asked}
+    for path, node in asked:
+        spec = call.get(path)
+        assert isinstance(node.func, ast.Name)
+        if not isinstance(spec, ObjectSpec) or node.func.id == "identity":
+            continue
+        try:
+            given, _ = bindings.values.call_arguments(node.func.id, node)
+            answer = functions.IMPLEMENTATIONS[node.func.id](*given)
+        except Exception:  # the function does not apply here
+            continue
+        key = answer_key(node.func.id, tuple(given[1:]))
+        told = {**dict(spec.answers), key: _answer(answer, owners)}
+        call = call.put(path, ObjectSpec(spec.kind, spec.attributes, tuple(told.items())))
+    return call
+
+
+def _answer(value: Any, owners: Mapping[str, Any]) -> Spec:
+    if isinstance(value, memory.Identity):
+        known = (path for path, owner in owners.items() if owner is not UNSET and owner is not None)
+        return IdentitySpec(next((path for path in known if _is(owners[path], value)), None))
+    return _Capture(frozenset()).spec(value, (), _DEEPEST)
+
+
+def _is(owner: Any, identity: memory.Identity) -> bool:
+    try:
+        return memory.identity(owner) == identity
+    except Exception:
+        return False

@@ -1,0 +1,146 @@
+"""The program behind `llm-op-guard inject`: which contracts, on how many processes, what is shown and written."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from llm_op_guard import api, catalogue
+from llm_op_guard.contract.expressions import suggestion
+from llm_op_guard.contract.model import Contract
+from llm_op_guard.errors import LlmOpGuardError
+from llm_op_guard.faults.injection import MISSED, Injected, inject, summary
+from llm_op_guard.faults.operators import Operator, operators_of
+from llm_op_guard.report import injection as report
+from llm_op_guard.report.injection_page import injection_page
+from llm_op_guard.report.terminal import Terminal
+
+VALID = 200
+
+
+class InjectError(LlmOpGuardError):
+    """Injection cannot begin; the text says what is missing."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What was asked for on the command line."""
+
+    target: str | None
+    every: bool = False
+    seed: int = 0
+    case: str | None = None
+    valid: int = VALID
+    jobs: int | None = None
+    json_file: str | None = None
+    junit_file: str | None = None
+    html_file: str | None = None
+
+
+# What the processes that do the work inherit: contracts and operators cannot be sent to them.
+_chosen: dict[str, tuple[Contract, Operator | None]] = {}
+
+
+def main(out: Terminal, complaints: Terminal, wanted: Wanted) -> bool:
+    """Inject, show and write; whether every mutant was caught and no valid call was stopped.
+
+    Raises InjectError for a target that is none, or files that cannot be written.
+    """
+    if find_spec("torch") is None:
+        raise InjectError("injection makes tensors, which needs torch: pip install 'llm-op-guard[transformers]'")
+    files = [file for file in (wanted.json_file, wanted.junit_file, wanted.html_file) if file is not None]
+    for file in files:
+        if not Path(file).resolve().parent.is_dir():
+            raise InjectError(f"cannot write {file}: there is no folder {Path(file).resolve().parent}")
+    left_out: list[tuple[str, str]] = []
+    _chosen.clear()
+    _chosen.update(_contracts(wanted, left_out))
+    complaints.line(f"llm-op-guard: {len(_chosen)} contracts, seed {wanted.seed}")
+    results: list[Injected] = []
+    for result in _injected(wanted):
+        results.append(result)
+        complaints.line(f"[{len(results)}/{len(_chosen)}] {result.contract}: {result.seconds:.1f} s")
+    results.sort(key=lambda result: list(_chosen).index(result.contract))
+    if wanted.case is not None and not any(result.cases for result in results):
+        raise InjectError(f"there is no case {wanted.case!r} with seed {wanted.seed}: ids stand in the JSON of --json")
+    _show(out, results, left_out, wanted)
+    _write(results, left_out, wanted)
+    return not any(result.count(MISSED) or result.false_alarms for result in results)
+
+
+def _contracts(wanted: Wanted, left_out: list[tuple[str, str]]) -> dict[str, tuple[Contract, Operator | None]]:
+    if not wanted.every and wanted.target is None:
+        raise InjectError("name a contract, a FILE, FILE:OPERATOR or MODULE:FUNCTION, or say --all")
+    shipped = catalogue.shipped()
+    chosen = shipped if wanted.every else catalogue.chosen(wanted.target or "", shipped)
+    if not chosen:
+        contract, function = catalogue.guarded(wanted.target or "")
+        if contract is not None:
+            return {str(wanted.target): (contract, Operator(str(wanted.target), function))}
+    if not chosen:
+        near = suggestion(str(wanted.target), [*shipped, *(contract.name for contract in shipped.values())])
+        raise InjectError(f"there is no contract, file or function {wanted.target!r}{near}")
+    for library in sorted({name.partition("/")[0] for name in chosen if name in shipped}):
+        if find_spec(library) is None:
+            left_out += [(name, f"{library} is not installed") for name in chosen if name.startswith(f"{library}/")]
+    present = {name: contract for name, contract in chosen.items() if name not in dict(left_out)}
+    operators = operators_of(api.integrations(), {name for name in present if name in shipped})
+    for name in present:
+        if name in shipped and name not in operators:
+            left_out.append((name, "no code that it holds for is in the installed version; its check alone is tried"))
+    return {name: (contract, operators.get(name)) for name, contract in present.items()}
+
+
+def _injected(wanted: Wanted) -> Iterator[Injected]:
+    jobs = min(wanted.jobs or os.cpu_count() or 1, len(_chosen))
+    if jobs <= 1:
+        for name in _chosen:
+            yield _one(name, wanted)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork")) as pool:
+        for future in as_completed([pool.submit(_one, name, wanted) for name in _chosen]):
+            yield future.result()
+
+
+def _one(name: str, wanted: Wanted) -> Injected:
+    import torch  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    contract, operator = _chosen[name]
+    return inject(name, contract, operator, seed=wanted.seed, valid=wanted.valid, case=wanted.case)
+
+
+def _show(out: Terminal, results: list[Injected], left_out: Sequence[tuple[str, str]], wanted: Wanted) -> None:
+    if wanted.case is not None:
+        for case in (case for result in results for case in result.cases):
+            out.line(f"{case.contract}: {case.rule} ({case.kind})\n  call       {case.call}")
+            out.line(f"  unguarded  {case.unguarded.kind}: {case.unguarded.text}")
+            out.line(f"  guarded    {case.guarded}: {case.message}")
+        return
+    out.line(report.table(results))
+    for line in report.findings(results):
+        out.line(line)
+    for name, reason in left_out:
+        out.line(f"left out: {name}: {reason}")
+    out.line(", ".join(f"{name.replace('_', ' ')}: {count}" for name, count in summary(results).items()))
+
+
+def _write(results: list[Injected], left_out: Sequence[tuple[str, str]], wanted: Wanted) -> None:
+    document = report.document(results, left_out, wanted.seed)
+    texts = {
+        wanted.json_file: json.dumps(document, indent=1) + "\n",
+        wanted.junit_file: report.junit(results),
+        wanted.html_file: injection_page(document),
+    }
+    for file, text in texts.items():
+        if file is not None:
+            try:
+                Path(file).write_text(text, encoding="utf-8")
+            except OSError as error:
+                raise InjectError(f"cannot write {file}: {error.strerror or error}") from None

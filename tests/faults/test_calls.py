@@ -1,0 +1,163 @@
+"""Calls as data: captured from arguments, written as JSON, and made anew."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llm_op_guard.contract.parse import parse_body
+from llm_op_guard.contract.path import Path
+from llm_op_guard.faults.build import build
+from llm_op_guard.guard.call import (
+    Call,
+    IdentitySpec,
+    MappingSpec,
+    ObjectSpec,
+    SequenceSpec,
+    TensorSpec,
+    TextSpec,
+    TorchSpec,
+    from_json,
+    to_json,
+)
+from llm_op_guard.guard.capture import capture
+from llm_op_guard.guard.explain import explain
+from llm_op_guard.guard.reading import UNSET
+
+
+def contract(body: str, *parameters: str) -> Any:
+    return parse_body(body, "operator", parameters)
+
+
+NUMBERS = st.integers(-(2**70), 2**70) | st.floats() | st.booleans()
+NAMES = st.sampled_from(["a", "weight", "kind"])
+TENSORS = st.builds(
+    TensorSpec,
+    st.sampled_from(["float32", "int64", "bool"]),
+    st.lists(st.integers(0, 3), max_size=3).map(tuple),
+    st.sampled_from(["cpu", "meta"]),
+    fill=st.none() | st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple),
+    at=st.lists(st.tuples(st.integers(0, 5), NUMBERS), max_size=2).map(tuple),
+)
+LEAVES = (
+    TENSORS
+    | NUMBERS
+    | st.none()
+    | st.text(max_size=5)
+    | st.builds(TextSpec, st.integers(0, 9))
+    | st.builds(TorchSpec, st.just("dtype"), st.just("float16"))
+    | st.builds(IdentitySpec, st.none() | st.just("self"))
+)
+SPECS = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.builds(SequenceSpec, st.sampled_from(["tuple", "list"]), st.lists(inner, max_size=3).map(tuple))
+        | st.builds(MappingSpec, st.dictionaries(NAMES, inner, max_size=3).map(lambda pairs: tuple(pairs.items())))
+        | st.builds(
+            ObjectSpec,
+            st.just("Module"),
+            st.dictionaries(NAMES, inner, max_size=3).map(lambda pairs: tuple(pairs.items())),
+            st.dictionaries(st.just("cache_length()"), inner, max_size=1).map(lambda pairs: tuple(pairs.items())),
+        )
+    ),
+    max_leaves=8,
+)
+CALLS = st.builds(
+    Call, st.dictionaries(NAMES, SPECS, max_size=3).map(lambda pairs: tuple(pairs.items())), st.integers(0, 9)
+)
+
+
+@given(CALLS)
+def test_json_and_back(call: Call) -> None:
+    text = json.dumps(to_json(call), allow_nan=False)
+    assert repr(from_json(json.loads(text))) == repr(call)  # repr: NaN is not equal to itself
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (3, 'a call is {"arguments": {name: value}}'),
+        ({"arguments": {"q": {"tensor": "float32", "shape": [-1]}}}, "q: sizes are a list of whole numbers"),
+        ({"arguments": {"q": {"cat": 1}}}, "q: not a value of a call"),
+        ({"arguments": {"q": {"tuple": [{"number": "3e400000"}]}}}, r"q\[0\]: not a number"),
+        ({"arguments": {}, "seed": "x"}, "the seed of a call is an integer"),
+    ],
+)
+def test_what_is_no_call_says_where(data: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        from_json(data)
+
+
+def test_the_same_call_makes_the_same_arguments() -> None:
+    call = Call(
+        (("q", TensorSpec("float32", (2, 3))), ("ids", TensorSpec("int64", (4,), fill=(1, 2, 3), at=((3, -100),))))
+    )
+    one, other = build(call), build(call)
+    assert torch.equal(one["q"], other["q"])
+    assert one["ids"].tolist() == [1, 2, 3, -100]
+
+
+@pytest.mark.parametrize("strides", [(1, 2), (0, 1), (3, 0), (6, 1)])
+def test_strides(strides: tuple[int, int]) -> None:
+    made = build(Call((("x", TensorSpec("float32", (2, 3), strides=strides)),)))["x"]
+    assert made.shape == (2, 3)
+    assert made.stride() == strides
+
+
+def test_meta_tensors_may_have_any_size() -> None:
+    made = build(Call((("x", TensorSpec("float32", (1 << 31, 4), "meta")),)))["x"]
+    assert made.shape == (1 << 31, 4)
+    with pytest.raises(ValueError, match="too large to be made here"):
+        build(Call((("x", TensorSpec("float32", (1 << 31, 4))),)))
+
+
+def test_capture_keeps_what_the_contract_reads_and_no_contents() -> None:
+    read = contract("q: floating[B, D]\nself.weight: floating[D]\nrequire(self.mode in ('left', 'right'))", "self", "q")
+    owner = SimpleNamespace(weight=torch.full((3,), 7.5), mode="left", secret="what the user wrote", other=3)
+    call = capture(read, {"self": owner, "q": torch.full((2, 3), 3.25)})
+    assert str(call) == "self=SimpleNamespace(weight=float32[3], mode=left), q=float32[2, 3]"
+    owner.mode = "what the user wrote"
+    assert capture(read, {"self": owner}).get(Path("self", ("mode",))) == TextSpec(19)
+    text = json.dumps(to_json(call))
+    assert "user" not in text and "7.5" not in text and "3.25" not in text
+
+
+def test_capture_runs_no_code_of_arguments() -> None:
+    class Loud:
+        @property
+        def weight(self) -> Any:
+            raise AssertionError("a property was run")
+
+        def __eq__(self, other: object) -> bool:
+            raise AssertionError("== was called")
+
+        __hash__ = None  # type: ignore[assignment]
+
+    call = capture(contract("self.weight: floating[D]", "self"), {"self": Loud()})
+    assert call.get(Path("self", ("weight",))) is UNSET
+
+
+def test_the_element_that_a_rule_points_to_is_kept() -> None:
+    read = contract("require(within(ids, 0, 96), id='in_table')\nrequire(finite(x), id='finite')", "ids", "x")
+    ids, x = torch.tensor([[5, 6], [7, 4711]]), torch.tensor([1.5, float("nan")])
+    arguments = {"ids": ids, "x": x}
+    broken = [violation.rule_id for violation in explain(read, arguments)]
+    assert broken == ["in_table", "finite"]
+    call = capture(read, arguments, broken)
+    assert call.get(Path("ids")) == TensorSpec("int64", (2, 2), at=((3, 4711),))
+    assert repr(call.get(Path("x"))) == repr(TensorSpec("float32", (2,), at=((1, float("nan")),)))
+    assert [violation.rule_id for violation in explain(read, build(call))] == broken
+
+
+def test_put_get_and_without() -> None:
+    path = Path("self", ("config", "sizes", (1,)))
+    call = Call((("self", None),)).put(path, 4)
+    assert call.get(path) == 4 and call.get(Path("self", ("config", "sizes", (0,)))) is None
+    assert call.without(path).get(path) is UNSET
+    assert call.get(Path("q", ("weight",))) is UNSET

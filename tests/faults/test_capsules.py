@@ -1,0 +1,255 @@
+"""Capsules: a violation as a small text, and the same diagnosis from it anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import llm_op_guard as og
+from llm_op_guard.catalogue import shipped
+from llm_op_guard.cli import main
+from llm_op_guard.contract.model import Contract
+from llm_op_guard.contract.parse import parse_body
+from llm_op_guard.faults.build import build
+from llm_op_guard.faults.capsule import Capsule, CapsuleError, capsule_of, read, replay
+from llm_op_guard.faults.ingredients import ingredients
+from llm_op_guard.faults.mutants import mutants
+from llm_op_guard.faults.solve import valid_calls
+from llm_op_guard.guard.call import Call, TensorSpec
+from llm_op_guard.guard.capture import capture
+from llm_op_guard.guard.explain import explain
+from llm_op_guard.testing import capsule
+from llm_op_guard.testing import replay as replay_text
+
+BODY = (
+    "x: floating[N, D]\nw: floating[D]\nrequire(within(ids, 0, 96), id='in_table')\nrequire(mode in ('left', 'right'))"
+)
+
+
+@pytest.fixture
+def violation() -> og.Violation:
+    guarded = og.guard(BODY)(lambda x, w, ids, mode: x * w)
+    with pytest.raises(og.GuardError) as caught:
+        guarded(torch.full((2, 3), 7.25), torch.ones(4), torch.tensor([1]), "left")
+    (found,) = caught.value.violations
+    return found
+
+
+FILE = f"def mine(x, w, ids, mode):\n{''.join(f'    {line}{chr(10)}' for line in BODY.splitlines())}"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.contract"
+    path.write_text(FILE)
+    return path
+
+
+@pytest.fixture
+def written(file: Path, tmp_path: Path) -> Path:
+    """A capsule of a contract in a file."""
+
+    @og.guard(og.load(file)["mine"])
+    def mine(x: Any, w: Any, ids: Any, mode: Any) -> Any:
+        return x * w
+
+    with pytest.raises(og.GuardError) as caught:
+        mine(torch.ones(2, 3), torch.ones(3), torch.tensor([[5, 6], [7, 4711]]), "left")
+    path = tmp_path / "capsule.json"
+    path.write_text(capsule(caught.value.violations[0]))
+    return path
+
+
+def test_it_is_small_and_holds_no_contents(violation: og.Violation) -> None:
+    text = capsule(violation)
+    assert len(text) < 2048
+    assert "7.25" not in text and str(Path(__file__).parent) not in text
+    assert read(text).rules == ("x.shape",) or read(text).rules == ("w.shape",)
+
+
+def test_the_record_has_what_a_capsule_needs(violation: og.Violation, tmp_path: Path) -> None:
+    og.record_to(tmp_path / "guards.jsonl")
+    guarded = og.guard("n: int\nrequire(n < 3)")(lambda n: n)
+    with og.policy(A="record"):
+        guarded(5)
+    og.record_to(None)
+    found = read((tmp_path / "guards.jsonl").read_text())
+    assert found.rules == ("n < 3",) and found.call == Call((("n", 5),))
+
+
+def test_the_diagnosis_comes_again(written: Path, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(written), "--contract", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert "mine: ids[1, 1] = 4711 (of 4, 1 element is wrong), expected 0 <= ids < 96" in out
+    with pytest.raises(og.GuardError, match="4711"):
+        replay_text(written.read_text(), contract=str(file))
+
+
+def test_a_contract_that_has_changed(written: Path, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text(FILE.replace("96", "5000"))
+    assert main(["replay", str(written), "--contract", str(file)]) == 1
+    err = capsys.readouterr().err
+    assert "the contract mine.contract:mine has changed since the capsule was made" in err
+    assert "the rule in_table is not broken by the call that was made from the capsule" in err
+
+
+def test_other_versions_are_said(written: Path, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = json.loads(written.read_text())
+    data["versions"]["torch"] = "1.0"
+    written.write_text(json.dumps(data))
+    assert main(["replay", str(written), "--contract", str(file)]) == 0
+    assert "and was 1.0 where the capsule was made" in capsys.readouterr().err
+
+
+def test_a_test_that_passes(written: Path, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(written), "--contract", str(file), "--pytest"]) == 0
+    (tmp_path / "test_again.py").write_text(capsys.readouterr().out)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-c",
+        os.devnull,
+        "--rootdir",
+        str(tmp_path),
+        "-p",
+        "no:cacheprovider",
+    ]
+    done = subprocess.run([*command, str(tmp_path / "test_again.py")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout
+
+
+def test_a_script_of_a_shipped_operator(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    q, table = torch.randn(2, 4, 7, 16), torch.randn(2, 7, 1)
+    with og.installed("transformers"), pytest.raises(og.GuardError) as caught:
+        apply_rotary_pos_emb(q, q, table, table)
+    path = tmp_path / "capsule.json"
+    path.write_text(capsule(caught.value.violations[0]))
+    assert main(["replay", str(path), "--script"]) == 0
+    script = capsys.readouterr().out
+    assert script.count("\n") < 20
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert "apply_rotary_pos_emb: cos.shape[2] = 1, expected D = 16" in done.stderr
+    assert main(["replay", str(path), "--unguarded"]) == 0
+    assert "without a guard  silent: it returns [2, 4, 7, 16] and [2, 4, 7, 16]" in capsys.readouterr().out
+
+
+def capsuled(contract: Contract, call: Call) -> Capsule:
+    arguments = build(call)
+    broken = [violation.rule_id for violation in explain(contract, arguments)]
+    kept = capture(contract, arguments, broken)
+    return read(
+        json.dumps(
+            Capsule(contract.id, contract.hash, contract.name, "", tuple(broken), "", "", "", {}, kept).to_json()
+        )
+    )
+
+
+SAMPLE = ["transformers/norm:rms_norm", "torch/functional:embedding", "transformers/logits:repetition_penalty"]
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_every_rule_replays(name: str) -> None:
+    contract = shipped()[name]
+    made = ingredients(contract)
+    for rule, kinds in mutants(made, valid_calls(made, 0, 20), 0).items():
+        for mutant in kinds[:2]:
+            again = replay(capsuled(contract, mutant.call), contract)
+            assert again.reproduced and rule in again.judgement.broken, (rule, mutant.kind)
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["require(nondecreasing(x))", "require(unique(x))", "require(last(x) == N)\nx: any[N]"],
+)
+def test_values_that_no_element_tells_are_made_up(body: str) -> None:
+    contract = parse_body(body, "operator", ("x",))
+    call = Call((("x", TensorSpec("int64", (4,), fill=(9, 7, 7, 2))),))
+    assert replay(capsuled(contract, call), contract).reproduced
+
+
+def test_an_accelerator_is_not_needed() -> None:
+    contract = parse_body("x: floating[N, D] @ dev\nw: floating[D] @ dev", "operator", ("x", "w"))
+    call = Call((("x", TensorSpec("float32", (2, 3), "cuda:0")), ("w", TensorSpec("float32", (3,), "cuda:1"))))
+    kept = Capsule(contract.id, contract.hash, "operator", "", ("w.device",), "", "", "", {}, call)
+    assert {*replay(kept, contract).judgement.broken} & {"w.device", "x.device"}
+
+
+BAD: list[tuple[str, str]] = [
+    ("", "no capsule"),
+    ("{}", "no capsule"),
+    ("[1, 2", "no capsule"),
+    ('{"capsule": 2}', "a capsule of format 2"),
+    ('{"capsule": 1}', "the capsule has no text 'contract'"),
+    ("[" * 100_000, "no capsule"),
+]
+
+
+@pytest.mark.parametrize(("text", "says"), BAD)
+def test_what_is_no_capsule(text: str, says: str) -> None:
+    with pytest.raises(CapsuleError, match=says):
+        read(text)
+
+
+WORDS = [
+    "arguments",
+    "tensor",
+    "shape",
+    "tuple",
+    "object",
+    "attributes",
+    "answers",
+    "number",
+    "at",
+    "fill",
+    "dtype",
+    "x",
+]
+HOSTILE = st.recursive(
+    st.none() | st.integers() | st.text(max_size=3) | st.just("float32"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=3),
+    max_leaves=12,
+)
+HEAD = {"capsule": 1, "contract": "c", "contract_hash": "", "operator": "", "site": "", "rules": ["r"]}
+
+
+@given(HOSTILE)
+def test_hostile_calls(call: Any) -> None:
+    text = json.dumps({**HEAD, "observed": "", "expected": "", "call": {"arguments": call}})
+    with contextlib.suppress(CapsuleError):
+        replay(read(text), parse_body("require(x.ndim > 3)", "operator", ("x",)))
+
+
+@pytest.mark.parametrize("arguments", [["/no/such/file"], ["{tmp}"], ["{bytes}"]])
+def test_files_that_cannot_be_replayed(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    given = [text.format(tmp=tmp_path, bytes=tmp_path / "bytes") for text in arguments]
+    assert main(["replay", *given]) == 2
+    assert "llm-op-guard: error: " in capsys.readouterr().err
+
+
+def test_a_contract_that_nobody_knows(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(written)]) == 2
+    assert "say --contract FILE, FILE:OPERATOR or MODULE:FUNCTION" in capsys.readouterr().err
+
+
+def test_a_violation_without_a_call(violation: og.Violation) -> None:
+    from dataclasses import replace as changed
+
+    with pytest.raises(CapsuleError, match="could not be kept as data"):
+        capsule_of(changed(violation, call=None))

@@ -1,0 +1,212 @@
+"""Valid calls and mutants from contracts: every one judged by `explain`, and caught by the compiled check."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import llm_op_guard as og
+from llm_op_guard.catalogue import contract_of, shipped
+from llm_op_guard.cli import main
+from llm_op_guard.contract.model import Contract
+from llm_op_guard.contract.parse import parse_body
+from llm_op_guard.faults.ingredients import ingredients
+from llm_op_guard.faults.injection import INTENDED, Injected, inject, summary
+from llm_op_guard.faults.mutants import breakable, mutants
+from llm_op_guard.faults.operators import Operator
+from llm_op_guard.faults.solve import valid_calls
+from llm_op_guard.guard.explain import explain
+
+ROPE = """
+q: T[B, H, L, D]
+k: T[B, G, L, D]
+cos: T[B | 1, L, D]
+require(T in floating)
+require(D % 2 == 0, id='even')
+require(H % G == 0, id='groups')
+"""
+
+
+def contract(body: str, *parameters: str) -> Contract:
+    return parse_body(body, "operator", parameters)
+
+
+def injected(body: str, *parameters: str, operator: Any = None, valid: int = 30) -> Injected:
+    wrapped = None if operator is None else Operator("operator", operator)
+    return inject("operator", contract(body, *parameters), wrapped, valid=valid)
+
+
+def test_valid_calls_are_valid_and_reach_every_statement() -> None:
+    rope = contract(ROPE, "q", "k", "cos")
+    found = valid_calls(ingredients(rope), 0, 60)
+    assert len(found) >= 60
+    assert all(not explain(rope, judgement.arguments) for judgement in found)
+    sizes = {size for judgement in found for _, tensor in judgement.call.tensors() for size in tensor.shape}
+    assert sizes >= {1, 2, 3, 4, 8} and any(size > 8 for size in sizes)
+    assert {tensor.dtype for j in found for _, tensor in j.call.tensors()} >= {"float32", "bfloat16", "float16"}
+
+
+def test_the_same_seed_makes_the_same() -> None:
+    made = ingredients(contract(ROPE, "q", "k", "cos"))
+    one, other, third = (valid_calls(made, seed, 10) for seed in (3, 3, 4))
+    assert [j.call for j in one] == [j.call for j in other] != [j.call for j in third]
+    ids = [[m.id for kinds in mutants(made, calls, 3).values() for m in kinds] for calls in (one, other)]
+    assert ids[0] == ids[1]
+
+
+def test_every_rule_is_broken_by_itself() -> None:
+    rope = contract(ROPE, "q", "k", "cos")
+    made = ingredients(rope)
+    found = mutants(made, valid_calls(made, 0, 30), 0)
+    assert found.keys() == {rule.id for rule in breakable(rope)}
+    for rule, kinds in found.items():
+        assert kinds, f"nothing breaks {rule}"
+        # Three tensors share T: a dtype that is no float is another's too.
+        assert not kinds[0].others or rule == "T in floating"
+
+
+@pytest.mark.parametrize(
+    ("body", "parameters"),
+    [
+        ("require(within(ids, 0, rows))\nrows: int", ("ids", "rows")),
+        ("require(finite(x))", ("x",)),
+        ("require(nondecreasing(cu))\nrequire(first(cu) == 0)\nrequire(last(cu) == N)\nx: any[N, _]", ("cu", "x")),
+        ("mask: boolean[B, L]\nrequire(live_rows(mask))", ("mask",)),
+        ("require(misspelt(kwargs, 'attention_mask') is None)", ("kwargs",)),
+        (
+            "if side == 'left':\n    require(n > 3)\nelse:\n    require(n < 2)\nside: 'left' | 'right'\nn: int",
+            ("side", "n"),
+        ),
+        ("self.weight: floating[D]\nx: floating[..., D]\nrequire(self.groups * 2 == D)", ("self", "x")),
+        ("require(recall(self, 'rows') == N)\nx: any[N]", ("self", "x")),
+        ("xs: list[any[D]]", ("xs",)),
+        ("x: any[N] @ dev\ny: any[N] @ dev\nrequire(dense(x))", ("x", "y")),
+    ],
+)
+def test_kinds_of_rules(body: str, parameters: tuple[str, ...]) -> None:
+    result = injected(body, *parameters)
+    assert result.valid_calls >= 5
+    assert not result.false_alarms
+    assert not result.unbroken
+    assert result.cases and all(case.guarded == INTENDED for case in result.cases)
+
+
+def test_what_becomes_of_calls_without_a_guard() -> None:
+    def operator(x: torch.Tensor, w: torch.Tensor, mode: int) -> torch.Tensor:
+        if mode < 0:
+            os._exit(9)
+        if mode > 1:
+            raise ValueError("mode is 0 or 1")
+        return x * w
+
+    body = "x: floating[N, D]\nw: floating[D]\nmode: int\nrequire(0 <= mode < 2, id='mode')"
+    result = injected(body, "x", "w", "mode", operator=operator)
+    kinds = {(case.rule, case.unguarded.kind) for case in result.cases}
+    assert {("w.shape", "obscure error"), ("w.shape", "silent"), ("mode", "clear error"), ("mode", "died")} <= kinds
+    assert all(case.guarded == INTENDED for case in result.cases)
+    assert summary([result])["caught"] == len(result.cases)
+
+
+def test_a_rule_that_nothing_needs_is_called_too_strict() -> None:
+    result = injected("x: floating[N]\nrequire(n < 4, id='idle')\nn: int", "x", "n", operator=lambda x, n: x)
+    assert "idle" in result.lenient
+
+
+def test_a_check_that_misses_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    from llm_op_guard.faults import injection
+
+    monkeypatch.setattr(injection.Checked, "__call__", lambda self, call: [])
+    result = injected("require(n < 4, id='n')\nn: int", "n")
+    assert result.count(injection.MISSED) == len(result.cases) > 0
+
+
+def test_a_check_that_stops_valid_calls_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    from llm_op_guard.faults import injection
+
+    strict = contract("require(n < 2, id='n')", "n")
+    real = injection.Checked
+    monkeypatch.setattr(injection, "Checked", lambda _: real(strict))
+    result = injected("require(n < 4, id='n')\nn: int", "n")
+    assert result.false_alarms and result.false_alarms[0].message.startswith("operator: n = ")
+
+
+SAMPLE = ["transformers/norm:rms_norm", "transformers/moe:router", "torch/functional:layer_norm"]
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_shipped_contracts(name: str) -> None:
+    result = inject(name, shipped()[name], None, valid=20)
+    assert not result.false_alarms
+    assert result.cases and all(case.guarded == INTENDED for case in result.cases)
+
+
+# ---------------------------------------------------------------- the command
+
+FILE = "def scale(x, w):\n    x: floating[N, D]\n    w: floating[D]\n"
+
+
+def test_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, data, xml = tmp_path / "mine.contract", tmp_path / "out.json", tmp_path / "out.xml"
+    file.write_text(FILE)
+    assert main(["inject", str(file), "--valid", "20", "--json", str(data), "--junit", str(xml)]) == 0
+    document = json.loads(data.read_text())
+    figures = document["summary"]
+    assert figures["contracts"] == 1 and figures["false_alarms"] == 0
+    assert figures["mutants"] == figures["caught"] == figures["caught_by_intended_rule"] == len(document["cases"])
+    assert figures["valid_calls"] >= 20 and figures["rules"] == 6
+    case = document["cases"][0]
+    assert {"id", "contract", "rule", "kind", "call", "guarded", "unguarded", "message"} <= case.keys()
+    assert xml.read_text().count("<testcase") == len(document["cases"]) + 1
+    out = capsys.readouterr().out
+    assert "false alarms: 0" in out and "mutants: " in out
+
+    assert main(["inject", str(file), "--valid", "20", "--case", case["id"]]) == 0
+    assert case["message"] in capsys.readouterr().out
+
+
+def test_a_guarded_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my_operators.py").write_text(
+        "import llm_op_guard as og\n"
+        "@og.guard('x: floating[N, D]\\nw: floating[D]')\n"
+        "def scale(x, w):\n    return x * w\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["inject", "my_operators:scale", "--valid", "20"]) == 0
+    out = capsys.readouterr().out
+    assert "my_operators:scale" in out and "silent" in out and "obscure error" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "name a contract"),
+        (["rotary"], "there is no contract, file or function 'rotary'"),
+        (["no_such_module:f"], "cannot import no_such_module"),
+        (["json:dumps"], "json:dumps is nothing that og.guard has guarded"),
+        (["norm:rms_norm", "--json", "/no/such/folder/x.json"], "cannot write /no/such/folder/x.json"),
+    ],
+)
+def test_what_cannot_be_injected(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inject", *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_an_unknown_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.contract"
+    file.write_text(FILE)
+    assert main(["inject", str(file), "--valid", "5", "--case", "nothing"]) == 2
+    assert "there is no case 'nothing' with seed 0" in capsys.readouterr().err
+
+
+def test_contract_of() -> None:
+    guarded = og.guard("require(n > 0)")(lambda n: n)
+    found = contract_of(guarded)
+    assert found is not None and [rule.id for rule in found.rules] == ["n > 0"]
+    assert contract_of(len) is None and contract_of(3) is None
