@@ -168,7 +168,7 @@ def test_contracts_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> N
 
     assert main(["contracts"]) == 0
     listed = capsys.readouterr().out
-    assert re.search(r"^transformers/norm:rms_norm +8 +A +RMSNorm with one weight", listed, re.MULTILINE)
+    assert re.search(r"^transformers/norm:rms_norm +9 +A +RMSNorm with one weight", listed, re.MULTILINE)
     for name in ("rms_norm", "norm:rms_norm", "transformers/norm:rms_norm"):
         assert main(["contracts", name]) == 0
         shown = capsys.readouterr().out
