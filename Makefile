@@ -33,7 +33,7 @@ demo: $(READY)
 	@$(BIN)/python -m llm_op_guard demo
 
 test: $(READY)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n auto --dist worksteal
 
 browser: $(VENV)/.browser
 	@$(BIN)/python -m pytest -m browser tests/browser

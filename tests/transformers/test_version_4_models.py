@@ -186,7 +186,7 @@ def test_a_cache_of_another_model(tiny: Make) -> None:
     suspected(lambda: after(other), DECODER, "keys and values of another model")
     with og.installed("transformers"), pytest.raises(og.GuardError) as caught:
         after(larger)
-    assert caught.value.violations[0].rule_id == "cache_of_as_many_layers"
+    assert caught.value.violations[0].rule_id == "cache_filled_for_as_many_layers"
     assert_quiet(lambda: after(model))
 
 

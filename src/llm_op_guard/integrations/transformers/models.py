@@ -18,6 +18,8 @@ from llm_op_guard.install.recognise import Refused, digest_of, innermost
 from llm_op_guard.integrations.transformers import forwards
 from llm_op_guard.integrations.transformers.known import Code, KnownCode
 
+# What calls a layer's forward as torch does, unless it checkpoints gradients: then it drops the cache.
+_CALLS = {"54d6ed5e184d4129": Code("GradientCheckpointingLayer.__call__", versions=("4.57.6",))}
 # Bodies of rotary modules that make one angle of each position, whatever the shape of `position_ids`.
 _ROTARY = {
     "51d117f54e575d41": Code("llama and 126 others"),
@@ -56,6 +58,12 @@ KNOWN = (
         r"transformers\.modeling_utils\.EmbeddingAccessMixin\.get_input_embeddings",
         _INPUT_EMBEDDINGS,
         module="transformers.modeling_utils",
+    ),
+    KnownCode(
+        "models: calls of layers",
+        r"transformers\.modeling_layers\.GradientCheckpointingLayer\.__call__",
+        _CALLS,
+        module="transformers.modeling_layers",
     ),
     KnownCode(
         "models: inputs of generate",
@@ -401,9 +409,16 @@ def _forward(module: Any) -> FunctionType | None:
     if "forward" in _own(module):
         return None
     called = _class_attribute(type(module), "__call__")
-    if not isinstance(called, FunctionType) or called.__globals__.get("__name__") != "torch.nn.modules.module":
+    if not isinstance(called, FunctionType) or not _calls_forward(called, module):
         return None
     return _class_function(type(module), "forward")
+
+
+def _calls_forward(called: FunctionType, module: Any) -> bool:
+    """Whether `__call__` is torch's, or does nothing else where no gradients are checkpointed."""
+    if called.__globals__.get("__name__") == "torch.nn.modules.module":
+        return True
+    return digest_of(called) in _CALLS and path_value(module, "gradient_checkpointing") is False
 
 
 def _known_forward(module: Any) -> FunctionType:
