@@ -61,6 +61,9 @@ NOT_IN_4 = {
     "test_who_catches_what_the_unguarded_call_raises_catches_it_guarded[a mask that is too wide]": (
         "wide masks are cut there: test_version_4.py"
     ),
+    "test_rope_partial_full": "an attention that stands by itself fails there, unguarded",
+    "test_attn_mask_hints_are_about_what_is_wrong[eager]": "wide masks are cut there: test_version_4.py",
+    "test_attn_mask_hints_are_about_what_is_wrong[sdpa]": "wide masks are cut there: test_version_4.py",
     "test_hooks_of_the_library_only_write_down": "the library writes outputs down without hooks there",
     **{
         f"test_a_layer_that_keeps_no_keys[{case}]": _CACHE
