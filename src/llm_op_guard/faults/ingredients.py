@@ -16,14 +16,13 @@ from llm_op_guard.contract.model import (
     DtypeName,
     DtypeSet,
     Like,
-    LiteralType,
     TensorType,
     Type,
 )
 from llm_op_guard.contract.path import Path, path_of
 from llm_op_guard.contract.vocabulary import DTYPE_NAMES
 from llm_op_guard.contract.walk import declared_paths, tensor_types
-from llm_op_guard.guard.capture import asked_of_objects, expressions_of
+from llm_op_guard.guard.capture import asked_of_objects, expressions_of, texts_spelt
 from llm_op_guard.guard.evaluate import dtype_values
 from llm_op_guard.guard.reads import reads_of
 
@@ -133,7 +132,7 @@ def ingredients(contract: Contract) -> Ingredients:
         if isinstance(node, ast.Constant)
     ] + list(_plain(contract.constants))
     numbers = dict.fromkeys(value for value in constants if type(value) in (int, float))
-    texts = dict.fromkeys([*(v for v in constants if isinstance(v, str)), *_literal_texts(declared)])
+    texts = dict.fromkeys(texts_spelt(contract))
     dtypes = dict.fromkeys(
         node.id
         for clause in contract.clauses
@@ -185,14 +184,6 @@ def _plain(value: Any) -> Iterator[Any]:
             yield from _plain(part)
     else:
         yield value
-
-
-def _literal_texts(declared: dict[Path, list[Type]]) -> Iterator[str]:
-    for kinds in declared.values():
-        for kind in kinds:
-            for alternative in kind.alternatives:
-                if isinstance(alternative, LiteralType) and isinstance(alternative.value, str):
-                    yield alternative.value
 
 
 def names_shown(declared: Type) -> Iterator[str]:

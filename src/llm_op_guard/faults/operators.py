@@ -116,12 +116,9 @@ def contract_name(contract: Contract) -> str:
 
 def _operator(candidate: Candidate, module: ModuleType) -> Operator:
     assert candidate.function is not None
-    function = candidate.function if candidate.replaced is None else candidate.replaced.builtin
     parts = candidate.site.removeprefix(f"{module.__name__}.").split(".")
     owner = getattr(module, parts[0], None) if len(parts) > 1 else None
-    if candidate.replaced is not None:
-        function = candidate.function
-    return Operator(candidate.site, function, owner if isinstance(owner, type) else None)
+    return Operator(candidate.site, candidate.function, owner if isinstance(owner, type) else None)
 
 
 def _modules(library: Library) -> Iterator[ModuleType]:

@@ -45,7 +45,7 @@ def capture(contract: Contract, arguments: Mapping[str, Any], broken: Collection
     below: dict[str, list[tuple[Step, ...]]] = {}
     for path in read_paths(contract):
         below.setdefault(path.root, []).append(path.steps)
-    seen = _Capture(frozenset(_spelt(contract)))
+    seen = _Capture(frozenset(texts_spelt(contract)))
     call = Call(tuple((name, seen.spec(value, below.get(name, []), _DEEPEST)) for name, value in arguments.items()))
     if broken or any(asked_of_objects(contract)):
         bindings = Bindings(contract, [c for c in contract.clauses if not c.after_call], arguments, {}, False)
@@ -105,7 +105,7 @@ def asked_of_objects(contract: Contract) -> Iterator[tuple[Path, ast.Call]]:
                         yield path, node
 
 
-def _spelt(contract: Contract) -> Iterator[str]:
+def texts_spelt(contract: Contract) -> Iterator[str]:
     """The texts that a contract spells: those alone may be kept of a call."""
     for clause in contract.clauses:
         for expression in expressions_of(clause):
