@@ -11,7 +11,7 @@ from llm_op_guard.contract.model import Clause, Condition, Contract, Declare, Re
 from llm_op_guard.faults.build import build
 from llm_op_guard.guard.bind import Bindings
 from llm_op_guard.guard.call import Call
-from llm_op_guard.guard.explain import explain
+from llm_op_guard.guard.explain import Explanation
 from llm_op_guard.guard.reading import INAPPLICABLE, Broken
 from llm_op_guard.guard.violation import Violation
 
@@ -23,20 +23,22 @@ class Judgement:
     contract: Contract
     call: Call
     arguments: dict[str, Any]
-    violations: tuple[Violation, ...]
-
-    @property
-    def broken(self) -> tuple[str, ...]:
-        """The ids of the rules that are broken."""
-        return tuple(dict.fromkeys(violation.rule_id for violation in self.violations))
+    explanation: Explanation
 
     @cached_property
+    def broken(self) -> tuple[str, ...]:
+        """The ids of the rules that are broken."""
+        return self.explanation.broken
+
+    @cached_property
+    def violations(self) -> tuple[Violation, ...]:
+        """What is said of the broken rules."""
+        return tuple(self.explanation.violations())
+
+    @property
     def bindings(self) -> Bindings:
         """The symbols of the call."""
-        clauses = [clause for clause in self.contract.clauses if not clause.after_call]
-        found = Bindings(self.contract, clauses, self.arguments, {}, False)
-        found.collect()
-        return found
+        return self.explanation.bindings
 
     def applied(self) -> Iterator[int]:
         """The numbers of the statements that have something to say about this call."""
@@ -54,10 +56,7 @@ class Judgement:
         return next((condition for condition in clause.conditions if not self._met(condition)), None)
 
     def _met(self, condition: Condition) -> bool:
-        try:
-            return bool(self.bindings.values.evaluate(condition.test)) is condition.wanted
-        except (Broken, *INAPPLICABLE):
-            return False
+        return self.bindings.outcome(condition.test) is condition.wanted
 
     def _applies(self, clause: Clause) -> bool:
         values = self.bindings.values
@@ -81,4 +80,4 @@ def judge(contract: Contract, call: Call) -> Judgement | None:
         arguments = build(call)
     except (RuntimeError, ValueError, TypeError, OverflowError, MemoryError, AttributeError, AssertionError):
         return None
-    return Judgement(contract, call, arguments, tuple(explain(contract, arguments)))
+    return Judgement(contract, call, arguments, Explanation(contract, arguments))
