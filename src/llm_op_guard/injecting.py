@@ -68,7 +68,10 @@ def main(out: Terminal, complaints: Terminal, wanted: Wanted) -> bool:
         complaints.line(f"[{len(results)}/{len(_chosen)}] {result.contract}: {result.seconds:.1f} s")
     results.sort(key=lambda result: list(_chosen).index(result.contract))
     if wanted.case is not None and not any(result.cases for result in results):
-        raise InjectError(f"there is no case {wanted.case!r} with seed {wanted.seed}: ids stand in the JSON of --json")
+        raise InjectError(
+            f"there is no case {wanted.case!r} with --seed {wanted.seed} --valid {wanted.valid}: "
+            "the JSON of --json has for each case the command that makes it again"
+        )
     _show(out, results, left_out, wanted)
     _write(results, left_out, wanted)
     return not any(result.count(MISSED) or result.false_alarms for result in results)
@@ -122,17 +125,22 @@ def _show(out: Terminal, results: list[Injected], left_out: Sequence[tuple[str, 
             out.line(f"{case.contract}: {case.rule} ({case.kind})\n  call       {case.call}")
             out.line(f"  unguarded  {case.unguarded.kind}: {case.unguarded.text}")
             out.line(f"  guarded    {case.guarded}: {case.message}")
+            again = report.reproduce(case.contract, wanted.seed, wanted.valid, case.id)
+            out.line(f"  again      {again}")
         return
     out.line(report.table(results))
     for line in report.findings(results):
         out.line(line)
     for name, reason in left_out:
         out.line(f"left out: {name}: {reason}")
+    if first := next((case for result in results for case in result.cases), None):
+        again = report.reproduce("CONTRACT", wanted.seed, wanted.valid, "ID")
+        out.line(f"one case in full: {again}, such as {first.id} of {first.contract}")
     out.line(", ".join(f"{name.replace('_', ' ')}: {count}" for name, count in summary(results).items()))
 
 
 def _write(results: list[Injected], left_out: Sequence[tuple[str, str]], wanted: Wanted) -> None:
-    document = report.document(results, left_out, wanted.seed)
+    document = report.document(results, left_out, wanted.seed, wanted.valid)
     texts = {
         wanted.json_file: json.dumps(document, indent=1) + "\n",
         wanted.junit_file: report.junit(results),

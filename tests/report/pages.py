@@ -21,6 +21,7 @@ def case(name: str, rule: str, kind: str, guarded: str, unguarded: str, text: st
         "guarded": guarded,
         "unguarded": {"kind": unguarded, "text": text},
         "message": "" if guarded == MISSED else f"told of {kind}",
+        "reproduce": f"llm-op-guard inject {name} --case id-{kind}",
         **changes,
     }
 
@@ -36,6 +37,7 @@ def contract(name: str, **changes: Any) -> Any:
         "valid_calls": 20,
         "false_alarms": [],
         "rules_without_mutant": [],
+        "rules_that_no_call_can_break": [],
         "promises": [],
         "possibly_too_strict": [],
         "valid_calls_that_fail_unguarded": {},

@@ -71,11 +71,11 @@ def test_a_cell_opens_the_calls_worst_first(page: Parsed) -> None:
         "breaks within(x, 0, 4) by: element -1x=float32[2] made by element -1"
         "without a guardit hungno result after 20 s"
         "with its guardmissed"
-        "case id-element -1"
+        "again: llm-op-guard inject lib/norm:bad --case id-element -1"
         "breaks within(x, 0, 4) by: element 4x=float32[2] made by element 4"
         "without a guardno error, another resultoff by 2"
         "with its guardcaught by the intended ruletold of element 4"
-        "case id-element 4"
+        "again: llm-op-guard inject lib/norm:bad --case id-element 4"
     )
     assert page.opened_by(BAD, "false alarms").endswith("a valid call was stoppedx=float32[0]bad: x is empty")
 

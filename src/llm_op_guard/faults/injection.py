@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llm_op_guard.contract.model import Contract
+from llm_op_guard.contract.unbreakable import unbreakable
 from llm_op_guard.errors import GuardError
 from llm_op_guard.faults.build import build
+from llm_op_guard.faults.coverage import untried
 from llm_op_guard.faults.ingredients import ingredients
 from llm_op_guard.faults.judge import Judgement
-from llm_op_guard.faults.mutants import Mutant, breakable, mutants
+from llm_op_guard.faults.mutants import Mutant, is_huge, mutants
 from llm_op_guard.faults.operators import Operator
 from llm_op_guard.faults.outcome import EMPTY, Outcome, Trial, outcomes
 from llm_op_guard.faults.solve import valid_calls
@@ -68,17 +70,22 @@ class FalseAlarm:
 class Injected:
     """What injection into one contract came to.
 
-    `unbroken` are the rules for which no mutant was found, `lenient` those whose mutants are all harmless without a
-    guard: they may be too strict. `promises` are those that the operator has to keep, which no call breaks. `refused`
-    counts, by error, the valid calls that the operator itself did not take.
+    `valid_calls` were sketched, `changed_calls` are changes of them that turned out to be valid; of what the contract
+    allows, `untried` is in none of the former. `rules` counts what a call can break, `unbroken` are those for which no
+    mutant was found, `unbreakable` has the reasons why no call breaks others. `lenient` are those whose mutants are all
+    harmless without a guard: they may be too strict. `promises` are those that the operator has to keep, which no call
+    breaks. `refused` counts, by error, the valid calls that the operator itself did not take.
     """
 
     contract: str
     rules: int
     valid_calls: int
+    changed_calls: int
+    untried: tuple[str, ...]
     cases: tuple[Case, ...]
     false_alarms: tuple[FalseAlarm, ...]
     unbroken: tuple[str, ...]
+    unbreakable: Mapping[str, str]
     promises: tuple[str, ...]
     operator: str
     refused: Mapping[str, int]
@@ -94,8 +101,13 @@ class Injected:
             "caught": len(self.cases) - self.count(MISSED),
             "caught_by_intended_rule": self.count(INTENDED),
             "valid_calls": self.valid_calls,
+            "changed_valid_calls": self.changed_calls,
+            "not_tried_in_valid_calls": list(self.untried),
             "false_alarms": [{"call": alarm.call, "message": alarm.message} for alarm in self.false_alarms],
             "rules_without_mutant": list(self.unbroken),
+            "rules_that_no_call_can_break": [
+                {"rule": rule, "reason": reason} for rule, reason in self.unbreakable.items()
+            ],
             "promises": list(self.promises),
             "possibly_too_strict": self.lenient,
             "valid_calls_that_fail_unguarded": dict(self.refused),
@@ -145,8 +157,11 @@ class Checked:
 
     def __call__(self, call: Call) -> list[Violation]:
         """What the guard tells of a call."""
+        return self.told(build(call))
+
+    def told(self, arguments: Mapping[str, Any]) -> list[Violation]:
+        """What the guard tells of these arguments."""
         self._collector.violations.clear()
-        arguments = build(call)
         self._check(*(arguments.get(name) for name in self._parameters))
         return list(self._collector.violations)
 
@@ -169,26 +184,36 @@ def inject(
     if operator is not None:
         right, refused = _runnable_first(operator, right)
     alarms = []
-    for judgement in right:
-        for violation in checked(judgement.call)[:1]:
+    tried = 0
+
+    def pass_by(judgement: Judgement) -> None:
+        nonlocal tried
+        tried += 1
+        for violation in checked.told(judgement.arguments)[:1]:
             alarms.append(FalseAlarm(name, str(judgement.call), violation.summary))
-    made = mutants(made_of, right, seed)
+
+    for judgement in right:
+        pass_by(judgement)
+    made = mutants(made_of, right, seed, pass_by)
     chosen = [mutant for kinds in made.values() for mutant in kinds if case is None or mutant.id == case]
-    arguments = {rule.id: _argument(contract, rule.id) for rule in breakable(contract)}
+    arguments = {rule: _argument(contract, rule) for rule in made}
     trials = [Trial(mutant.call, mutant.origin, arguments[mutant.rule]) for mutant in chosen]
     found = outcomes(operator, trials) if operator is not None else _nowhere(len(trials))
     cases = tuple(
         _case(name, mutant, checked(mutant.call), outcome) for mutant, outcome in zip(chosen, found, strict=True)
     )
-    rules = breakable(contract)
-    known = {rule.id for rule in rules}
+    never = unbreakable(contract)
+    known = {*made, *never}
     return Injected(
         name,
-        len(rules),
+        len(made),
         len(right),
+        tried - len(right),
+        tuple(untried(contract, right)),
         cases,
         tuple(alarms),
         tuple(rule for rule, kinds in made.items() if not kinds),
+        never,
         tuple(rule.id for rule in contract.rules if rule.id not in known),
         operator.site if operator is not None else "",
         refused,
@@ -198,6 +223,9 @@ def inject(
 
 def _runnable_first(operator: Operator, valid: list[Judgement]) -> tuple[list[Judgement], dict[str, int]]:
     """Valid calls, those first that the operator takes; and the errors of the others, counted."""
+    # An operator may make contents for tensors that have none, and take as long as their sizes say.
+    huge = [judgement for judgement in valid if is_huge(judgement.call)]
+    valid = [judgement for judgement in valid if not is_huge(judgement.call)]
     found = list(outcomes(operator, [Trial(judgement.call, judgement.call, "") for judgement in valid]))
     refused: dict[str, int] = {}
     for outcome in found:
@@ -205,7 +233,7 @@ def _runnable_first(operator: Operator, valid: list[Judgement]) -> tuple[list[Ju
             refused[outcome.text] = refused.get(outcome.text, 0) + 1
     # What comes to nothing shows no difference.
     order = sorted(range(len(valid)), key=lambda n: (found[n].kind not in _TAKEN, found[n].text == EMPTY))
-    return [valid[number] for number in order], refused
+    return [*(valid[number] for number in order), *huge], refused
 
 
 def _nowhere(count: int) -> Iterator[Outcome]:
@@ -241,5 +269,6 @@ def summary(results: list[Injected]) -> dict[str, int]:
         "caught_by_intended_rule": sum(case.guarded == INTENDED for case in cases),
         "missed": len(cases) - caught,
         "valid_calls": sum(result.valid_calls for result in results),
+        "changed_valid_calls": sum(result.changed_calls for result in results),
         "false_alarms": sum(len(result.false_alarms) for result in results),
     }

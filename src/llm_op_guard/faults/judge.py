@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,9 +48,29 @@ class Judgement:
                 yield number
 
     def away_from(self, clause: Clause) -> int:
-        """How many of the conditions of a statement are not met, and one more where it still says nothing."""
-        unmet = sum(not self._met(condition) for condition in clause.conditions)
+        """How many parts of the conditions of a statement are not met, and one more where it still says nothing."""
+        unmet = sum(self._missing(condition.test.node, condition.wanted) for condition in clause.conditions)
         return unmet + (not self._applies(clause))
+
+    def away_from_breaking(self, clause: Clause) -> int:
+        """How many parts of its conditions, and of what it requires, have to come out otherwise to break a rule."""
+        unmet = sum(self._missing(condition.test.node, condition.wanted) for condition in clause.conditions)
+        if isinstance(clause.statement, Require):
+            return unmet + self._missing(clause.statement.expr.node, False)
+        return unmet + 1
+
+    def _missing(self, node: ast.expr, wanted: bool) -> int:
+        """How many parts of a condition have to come out otherwise for it to come out as wanted."""
+        match node:
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return self._missing(operand, not wanted)
+            case ast.BoolOp(op=op, values=parts):
+                missing = [self._missing(part, wanted) for part in parts]
+                return sum(missing) if isinstance(op, ast.And) is wanted else min(missing)
+        try:
+            return int(bool(self.bindings.values.value_of(node)) is not wanted)
+        except (Broken, *INAPPLICABLE):
+            return 1
 
     def first_unmet(self, clause: Clause) -> Condition | None:
         """The first of the conditions of a statement that is not met."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from typing import Any
@@ -12,15 +13,25 @@ from llm_op_guard.report.overview import render_table
 _KINDS = ("clear error", "obscure error", "silent", "harmless", "died", "hung", "not run")
 
 
-def document(results: Sequence[Injected], left_out: Sequence[tuple[str, str]], seed: int) -> dict[str, Any]:
-    """Everything that was found as JSON-ready data."""
+def document(results: Sequence[Injected], left_out: Sequence[tuple[str, str]], seed: int, valid: int) -> dict[str, Any]:
+    """Everything that was found as JSON-ready data; `seed` and `valid` are what it was made from."""
     return {
         "summary": summary(list(results)),
         "seed": seed,
+        "valid": valid,
         "contracts": [result.to_dict() for result in results],
         "left_out": [{"contract": name, "reason": reason} for name, reason in left_out],
-        "cases": [case.to_dict() for result in results for case in result.cases],
+        "cases": [
+            {**case.to_dict(), "reproduce": reproduce(case.contract, seed, valid, case.id)}
+            for result in results
+            for case in result.cases
+        ],
     }
+
+
+def reproduce(contract: str, seed: int, valid: int, case: str) -> str:
+    """The command that makes one case again."""
+    return f"llm-op-guard inject {shlex.quote(contract)} --seed {seed} --valid {valid} --case {case}"
 
 
 def row(result: Injected) -> tuple[str, ...]:
@@ -54,6 +65,7 @@ def findings(results: Sequence[Injected]) -> list[str]:
         lines += [f"FALSE ALARM {name}: {alarm.message}: {alarm.call}" for alarm in result.false_alarms]
         if result.unbroken:
             lines.append(f"{name}: no call was found that breaks {', '.join(result.unbroken)}")
+        lines += [f"{name}: no call can break {rule}: {reason}" for rule, reason in result.unbreakable.items()]
         if result.lenient:
             lines.append(f"{name}: possibly too strict, without a guard nothing changes: {', '.join(result.lenient)}")
         for error, count in list(result.refused.items())[:3]:

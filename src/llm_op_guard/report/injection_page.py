@@ -31,16 +31,24 @@ GROUPS: dict[str, tuple[str, ...]] = {
             for change in ("one more", "one fewer", "half", "twice")
             for where in ("in", "everywhere")
         ),
-        *("size 1 in", "empty in", "another size in"),
+        *("size 1 in", "empty in", "another size in", "the shape of another"),
     ),
     "axes": ("rank ", "axes "),
     "dtypes": ("neighbouring dtype", "another dtype"),
     "devices": ("meta device",),
     "strides": ("transposed strides", "expanded strides", "gaps "),
     "values": ("element ", "all ", "0 and 1", "1 and 0", "ascending", "descending", "repeated", "noise", "a row of"),
-    "numbers": ("one more", "one fewer", "twice", "another number", "a negative number", "other truth"),
+    "numbers": (
+        "one more",
+        "one fewer",
+        "twice",
+        "another number",
+        "a negative number",
+        "a stale number",
+        "other truth",
+    ),
     "texts": ("other text",),
-    "kinds": ("missing", "other kind", "a tensor", "another object"),
+    "kinds": ("missing", "other kind", "a tensor", "an array", "another object", "an object of another call"),
     "names": ("missing name", "misspelt name", "swapped arguments"),
     "items": ("one item fewer", "one item more", "other items"),
     "batch": ("empty batch", "doubled batch"),
@@ -76,6 +84,7 @@ _LEGEND = {
 }
 _OPEN_POINTS = {
     "rules_without_mutant": "Rules that no call was found to break",
+    "rules_that_no_call_can_break": "Rules that no call can break, and why",
     "promises": "Promises, which the operator keeps and no call breaks",
     "possibly_too_strict": "Possibly too strict: without a guard nothing changed",
     "valid_calls_that_fail_unguarded": "Valid calls that the operator itself does not take, by error",
@@ -167,7 +176,7 @@ def _case(case: Mapping[str, Any]) -> Node:
             side("without a guard", badge(look, said), element("p", case["unguarded"]["text"])),
             side("with its guard", badge(_look(case), case["guarded"]), element("p", case["message"])),
         ),
-        element("p", f"case {case['id']}", class_="faint"),
+        element("p", "again: ", element("code", case["reproduce"]), class_="faint"),
     )
 
 
@@ -197,8 +206,10 @@ def _open_points(contract: Mapping[str, Any]) -> tuple[Node, ...]:
     return tuple(parts)
 
 
-def _lines(found: Iterable[str] | Mapping[str, int]) -> list[str]:
-    return [f"{count} of: {text}" for text, count in found.items()] if isinstance(found, Mapping) else list(found)
+def _lines(found: Iterable[str | Mapping[str, str]] | Mapping[str, int]) -> list[str]:
+    if isinstance(found, Mapping):
+        return [f"{count} of: {text}" for text, count in found.items()]
+    return [one if isinstance(one, str) else ": ".join(one.values()) for one in found]
 
 
 def _checked(summary: Mapping[str, int], cases: Sequence[Mapping[str, Any]]) -> Node:
