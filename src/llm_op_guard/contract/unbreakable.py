@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from llm_op_guard.contract.implied import Implications, may_break
+from llm_op_guard.contract.implied import Implications, may_break, settled
 from llm_op_guard.contract.model import (
     AnySize,
     Clause,
@@ -56,8 +56,9 @@ class _Proofs:
                 reason = self._never_false(clause.statement.expr.node, clause.conditions)
             elif reason is None and isinstance(clause.statement, Declare):
                 path, _, aspect = rule.id.rpartition(".")
-                if path == str(clause.statement.path) and aspect != "type":
-                    reason = self._always_fits(clause, clause.statement, aspect)
+                if path == str(clause.statement.path):
+                    always = self._always_a_tensor if aspect == "type" else self._always_fits
+                    reason = always(clause, clause.statement, aspect)
             yield rule.id, reason
 
     def _dead(self, conditions: tuple[Condition, ...]) -> str | None:
@@ -90,6 +91,17 @@ class _Proofs:
         return f", while {' and '.join(branches)}" if branches else ""
 
     # ------------------------------------------------------------ types
+
+    def _always_a_tensor(self, clause: Clause, declared: Declare, _aspect: str) -> str | None:
+        """Why nothing but a tensor comes to the declaration of one, or None."""
+        if declared.path.steps or declared.path.root not in self._contract.tensors:
+            return None
+        for condition in clause.conditions:
+            for part, _ in settled(condition.test.node, condition.wanted):
+                if isinstance(part, ast.Compare) and _asks_of_a_tensor(part, declared.path.root):
+                    line, at = self._contract.source.line(declared.place), self._contract.source.line(condition.place)
+                    return f"tensors alone come to line {line}, while the branch of line {at} is for {meant(condition)}"
+        return None
 
     def _always_fits(self, clause: Clause, declared: Declare, aspect: str) -> str | None:
         """Why the shape, dtype or device of every tensor that comes to a declaration is right, or None."""
@@ -126,6 +138,23 @@ class _Proofs:
                     if [*bound_symbols(tensor, self._contract)].count(symbol) > (other is clause):
                         return False
         return True
+
+
+def _asks_of_a_tensor(comparison: ast.Compare, name: str) -> bool:
+    """Whether a comparison has an outcome only where an argument has the shape, dtype or device of a tensor."""
+    # Those parts of one that may be left out are not looked into.
+    if len(comparison.ops) != 1 or isinstance(comparison.ops[0], ast.Is | ast.IsNot):
+        return False
+    pending: list[ast.AST] = [comparison]
+    while pending:
+        match pending.pop():
+            case ast.Attribute(value=ast.Name(id=owner), attr="shape" | "dtype" | "device" | "ndim") if owner == name:
+                return True
+            case ast.IfExp() | ast.BoolOp() | ast.GeneratorExp() | ast.Call(func=ast.Name(id="has" | "get")):
+                continue
+            case part:
+                pending += ast.iter_child_nodes(part)
+    return False
 
 
 def _needed(aspect: str, path: str, tensor: TensorType) -> tuple[str | None, list[str]] | None:

@@ -47,7 +47,15 @@ from llm_op_guard.contract.solve import inverse
 from llm_op_guard.contract.source import Place, Source
 from llm_op_guard.contract.uses import Uses
 from llm_op_guard.contract.vocabulary import DEVICE_TYPES, DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, KEYWORDS, dtype_names
-from llm_op_guard.contract.walk import binders, declared_paths, items_of, paths_in_type, solvable, tensor_types
+from llm_op_guard.contract.walk import (
+    binders,
+    declared_paths,
+    items_of,
+    paths_in_type,
+    solvable,
+    tensor_types,
+    tensors_declared,
+)
 
 # Far above any real contract; what is done for one is not always linear in these.
 MAX_CLAUSES = 2000
@@ -64,6 +72,7 @@ def validated(contract: Contract) -> Contract:
     symbols = _symbols(contract)
     contract = replace(contract, symbols=symbols)
     contract = replace(contract, clauses=classified(contract))
+    contract = replace(contract, tensors=tensors_declared(contract))
     uses, names = Uses(contract), _Names(contract)
     for clause in contract.clauses:
         _check_names(clause, contract, names)

@@ -94,13 +94,19 @@ def of_sizes(call: Call) -> Iterator[Edit]:
     """A size in every tensor that has it: what a symbol stands for."""
     for size in dict.fromkeys(size for _, spec in call.tensors() for size in spec.shape):
         for kind, other in {"one more": size + 1, "one fewer": size - 1, "twice": 2 * size, "half": size // 2}.items():
-            changed = call
-            for path, spec in call.tensors():
-                if other >= 0 and size in spec.shape:
-                    shape = tuple(other if axis == size else axis for axis in spec.shape)
-                    changed = changed.put(path, replace(spec, shape=shape, strides=None, at=()))
+            changed = resized(call, size, other) if other >= 0 else call
             if changed != call:
                 yield Edit(f"{kind} everywhere", Path(call.arguments[0][0]), changed)
+
+
+def resized(call: Call, size: int, other: int) -> Call:
+    """The call with another size wherever a tensor has this one."""
+    changed = call
+    for path, spec in call.tensors():
+        if size in spec.shape:
+            shape = tuple(other if axis == size else axis for axis in spec.shape)
+            changed = changed.put(path, replace(spec, shape=shape, strides=None, at=()))
+    return changed
 
 
 def of_dtypes(call: Call) -> Iterator[Edit]:

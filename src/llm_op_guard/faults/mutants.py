@@ -72,7 +72,7 @@ def mutants(
     # Of tensors that have no contents here, little can be changed, and an operator may make contents for them.
     valid = [judgement for judgement in valid if not is_huge(judgement.call)] or valid
     for number, judgement in enumerate(valid[:_CHANGED_CALLS]):
-        for edit in _all_edits(made_of, judgement, valid[number + 1 : number + 1 + _OTHERS]):
+        for edit in all_edits(made_of, judgement, valid[number + 1 : number + 1 + _OTHERS]):
             if edit.call not in judged:
                 judged.add(edit.call)
                 new = judge(made_of.contract, edit.call)
@@ -93,7 +93,8 @@ def is_huge(call: Call) -> bool:
     return any(spec.elements > MOST_ELEMENTS for _, spec in call.tensors())
 
 
-def _all_edits(made_of: Ingredients, judgement: Judgement, others: list[Judgement]) -> Iterator[Edit]:
+def all_edits(made_of: Ingredients, judgement: Judgement, others: list[Judgement]) -> Iterator[Edit]:
+    """Every change to a valid call; `others` are valid calls whose objects may take the place of its own."""
     hints = hints_of(judgement)
     for choice in made_of.choices:
         if choice.kind != "answer":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from llm_op_guard.contract.expressions import names_in
@@ -36,7 +37,7 @@ from llm_op_guard.contract.model import (
 )
 from llm_op_guard.contract.path import Path
 from llm_op_guard.faults.answers import with_answer
-from llm_op_guard.faults.edits import an_edit_at
+from llm_op_guard.faults.edits import an_edit_at, resized
 from llm_op_guard.faults.ingredients import (
     DTYPES,
     SMALL_NUMBERS,
@@ -64,6 +65,7 @@ SIZES = (0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128
 HUGE_SIZES = ((1 << 31) - 1, 1 << 31, (1 << 31) + 1)
 _USUAL = (1, 2, 3, 4, 6, 8)
 _CHANGES = 60
+_FEW_CHANGES = 12
 _STARTS = 12
 _MOST_HINTS = 10
 
@@ -78,8 +80,8 @@ def valid_calls(made_of: Ingredients, seed: int, wanted: int, *, attempts: int |
     reached: dict[int, int] = {}
     tried: Counter[tuple[str, Any]] = Counter()
     for attempt in range(attempts if attempts is not None else 12 * wanted + 60):
-        if attempt % 3 == 2 and found:
-            judgement = _beside(made_of, random_of.choice(list(found.values())), random_of)
+        if attempt % 3 and found:
+            judgement = _beside(made_of, random_of.choice(list(found.values())), random_of, tried)
         else:
             judgement = _mended(made_of, sketch(made_of, random_of, attempt, tried), random_of)
         if judgement is None or judgement.call in found:
@@ -101,16 +103,26 @@ def valid_calls(made_of: Ingredients, seed: int, wanted: int, *, attempts: int |
     )
 
 
-def _beside(made_of: Ingredients, valid: Judgement, random_of: random.Random) -> Judgement | None:
-    """A call that is valid, too, and differs in one thing."""
-    call = changed(made_of, valid, random_of.choice(made_of.choices), random_of)
-    new = judge(made_of.contract, call) if call is not None else None
-    return new if new is not None and not new.broken else None
+def _beside(
+    made_of: Ingredients, valid: Judgement, random_of: random.Random, tried: Counter[tuple[str, Any]]
+) -> Judgement | None:
+    """A call that is valid, too, and differs in one thing, or in a size and what has to go with it."""
+    sizes = [size for _, spec in valid.call.tensors() for size in spec.shape]
+    if not sizes or random_of.random() < 0.4:
+        call = changed(made_of, valid, random_of.choice(made_of.choices), random_of)
+        return _mended(made_of, call, random_of, changes=0) if call is not None else None
+    huge = random_of.random() < 0.1
+    other = _Sketch(made_of, random_of, {}, tried).pick("size", HUGE_SIZES if huge else SIZES)
+    call = resized(valid.call, random_of.choice(sizes), other)
+    if huge:
+        for path, spec in call.tensors():
+            call = call.put(path, replace(spec, device="meta"))
+    return _mended(made_of, call, random_of, changes=_FEW_CHANGES)
 
 
-def _mended(made_of: Ingredients, call: Call, random_of: random.Random) -> Judgement | None:
+def _mended(made_of: Ingredients, call: Call, random_of: random.Random, *, changes: int = _CHANGES) -> Judgement | None:
     judgement = judge(made_of.contract, call)
-    for _ in range(_CHANGES):
+    for _ in range(changes):
         if judgement is None:
             return None
         if not judgement.broken:
@@ -210,7 +222,7 @@ def sketch(
     # One size of a call is unusual at most: all of them would make tensors that take seconds.
     if attempt % 24 == 21:
         sketcher.unusual, sketcher.device = HUGE_SIZES, "meta"
-    elif attempt % 3 == 0:
+    elif attempt % 2 == 0:
         sketcher.unusual = SIZES
     return sketcher.call()
 
@@ -252,12 +264,12 @@ class _Sketch:
 
     def _some_size(self) -> int:
         if self.unusual and self.random.random() < 0.4:
-            size = int(self._pick("size", self.unusual))
+            size = int(self.pick("size", self.unusual))
             self.unusual = ()
             return size
         return self.random.choice(_USUAL)
 
-    def _pick(self, what: str, options: Sequence[Any]) -> Any:
+    def pick(self, what: str, options: Sequence[Any]) -> Any:
         """One of several: every other time one that was tried least."""
         if self.random.random() < 0.5:
             least = min(self.tried.get((what, option), 0) for option in options)
@@ -312,7 +324,7 @@ class _Sketch:
 
     def of_type(self, declared: Type, call: Call) -> Spec:
         """A value of one of the alternatives of a type."""
-        alternative = self._pick(declared.text, declared.alternatives)
+        alternative = self.pick(declared.text, declared.alternatives)
         match alternative:
             case NoneType():
                 return None
@@ -393,7 +405,7 @@ class _Sketch:
         known = self.values.symbols.get(symbol) if symbol is not None else None
         if known is not None:
             return str(known).removeprefix("torch.")
-        found = str(self._pick(tensor.text, _usual_first(dtypes_of(tensor, {}), self.random)))
+        found = str(self.pick(tensor.text, _usual_first(dtypes_of(tensor, {}), self.random)))
         if symbol is not None and len(tensor.dtypes) == 1 and isinstance(tensor.dtypes[0], DtypeSymbol):
             self.values.symbols[symbol] = found
         return found

@@ -76,7 +76,7 @@ class Bindings:
         self.after_call = after_call
         self.contract = contract
         self.clauses = clauses
-        self.values = Values(arguments, contract.constants, answers)
+        self.values = Values(arguments, contract.constants, answers, contract.tensors)
         self.known = {name: value for name, value in known.items() if name in contract.assigned}
         self.symbols_at_entry = {name: value for name, value in known.items() if name in contract.symbols}
         self.observations: list[Observation] = []
