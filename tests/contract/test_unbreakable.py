@@ -45,6 +45,8 @@ def told(body: str, *parameters: str) -> dict[str, str]:
             "x.type",
             "tensors alone come to line 2, while the branch of line 1 is for x.ndim == 2",
         ),
+        ("if numel(x) > 0:\n    x: any[4, _]", "x.type", "tensors alone come to line 2"),
+        ("if x.shape[-2] > n:\n    x: any[..., _, _]", "x.shape", "every tensor that comes to line 2 has the shape of"),
         ("if not x.ndim != 2:\n    x: any[4, _]", "x.type", "tensors alone come to line 2"),
     ],
 )
@@ -63,6 +65,9 @@ def test_told(body: str, rule: str, reason: str) -> None:
         ("if n > 4:\n    require(m / n > 0, id='whole')", "whole"),
         ("if x.ndim == 2:\n    x: any[N, M]\n    y: any[N]", "x.shape"),
         ("if x.ndim == 2:\n    x: any[N, N]", "x.shape"),
+        ("if x.shape[-1] > n:\n    x: any[..., _, _]", "x.shape"),
+        ("if x.shape[-2] > n:\n    x: any[_, _]", "x.shape"),
+        ("if has(x.ndim) == True:\n    x: any[4, _]", "x.type"),
         ("if x.ndim >= 2:\n    x: any[_, _]", "x.shape"),
         ("if x.ndim == 2:\n    x: any[_, 4]", "x.shape"),
         ("if x.dtype in (half, int64):\n    x: half[...]", "x.dtype"),

@@ -15,50 +15,57 @@ from llm_op_guard.faults.mutants import Mutant, all_edits, mutants
 from llm_op_guard.faults.solve import HUGE_SIZES, valid_calls
 from llm_op_guard.guard.call import Call, MappingSpec, ObjectSpec, TensorSpec
 
-BODY = """
+TENSORS = """
 q: (float16 | bfloat16 | float32)[B, L, D] @ dev
 ids: int64[B, L] @ dev
 table: floating[V, _] @ dev
-cu: int64[_]
 mask: None | boolean[B, L]
 scale: None | float
 side: "left" | "right"
-rows: int
-length: int
 require(D % 2 == 0, id="even")
 require(within(ids, 0, V, allow=-100), id="ids_in_table")
 require(finite(q), id="finite")
+require(live_rows(mask), id="live")
+require(dense(table), id="dense")
+if side == "left":
+    require(L < 900, id="short")
+"""
+LENGTHS = """
+x: any[L, _]
+cu: int64[_]
 require(nondecreasing(cu), id="sorted")
 require(last(cu) == L, id="whole")
-require(live_rows(mask), id="live")
 require(length >= L, id="length")
-require(dense(table), id="dense")
-require(B > 0, id="some")
-require(rows == B, id="rows")
+require(rows == L, id="rows")
+require(L > 0, id="some")
 require(cache_length(cache) <= length, id="room")
-require(cache.keys.shape[0] == B, id="cache_batch")
+require(cache.keys.shape[0] == L, id="cache_batch")
 require(misspelt(kwargs, "attention_mask") is None, id="spelt")
-if side == "left":
-    require(length < 900, id="short")
 """
-PARAMETERS = ("q", "ids", "table", "cu", "mask", "scale", "side", "rows", "length", "cache", "kwargs")
+Made = tuple[dict[str, list[Mutant]], list[Judgement]]
 
 
 @pytest.fixture(scope="module")
 def valid() -> list[Judgement]:
-    return valid_calls(ingredients(parse_body(BODY, "operator", PARAMETERS)), 0, 200)
+    contract = parse_body(TENSORS, "operator", ("q", "ids", "table", "mask", "scale", "side"))
+    return valid_calls(ingredients(contract), 0, 200)
 
 
 @pytest.fixture(scope="module")
-def made(valid: list[Judgement]) -> tuple[dict[str, list[Mutant]], list[Judgement]]:
+def valid_lengths() -> list[Judgement]:
+    contract = parse_body(LENGTHS, "operator", ("x", "cu", "length", "rows", "cache", "kwargs"))
+    return valid_calls(ingredients(contract), 0, 30)
+
+
+@pytest.fixture(scope="module")
+def made(valid: list[Judgement]) -> Made:
     passed: list[Judgement] = []
-    found = mutants(ingredients(parse_body(BODY, "operator", PARAMETERS)), valid, 0, passed.append)
-    return found, passed
+    return mutants(ingredients(valid[0].contract), valid, 0, passed.append), passed
 
 
-def test_every_rule_is_broken(made: tuple[dict[str, list[Mutant]], list[Judgement]]) -> None:
-    found, _ = made
-    assert not [rule for rule, kinds in found.items() if not kinds]
+def test_every_rule_is_broken(made: Made, valid_lengths: list[Judgement]) -> None:
+    lengths = mutants(ingredients(valid_lengths[0].contract), valid_lengths, 0)
+    assert not [rule for rule, kinds in (made[0] | lengths).items() if not kinds]
 
 
 @pytest.mark.parametrize(
@@ -89,14 +96,15 @@ def test_kinds_of_faults(rule: str, kinds: list[str], every_kind: dict[str, set[
 
 
 @pytest.fixture(scope="module")
-def every_kind(valid: list[Judgement]) -> dict[str, set[str]]:
+def every_kind(valid: list[Judgement], valid_lengths: list[Judgement]) -> dict[str, set[str]]:
     """Of each rule the kinds of all changes that break it, not only of those that are kept."""
-    made_of = ingredients(valid[0].contract)
     found: dict[str, set[str]] = {}
-    for number, judgement in enumerate(valid[:3]):
-        for edit in all_edits(made_of, judgement, valid[number + 1 : number + 3]):
-            for rule in broken_by(edit, judgement):
-                found.setdefault(rule, set()).add(edit.kind)
+    for calls in (valid, valid_lengths):
+        made_of = ingredients(calls[0].contract)
+        for number, judgement in enumerate(calls[:3]):
+            for edit in all_edits(made_of, judgement, calls[number + 1 : number + 8]):
+                for rule in broken_by(edit, judgement):
+                    found.setdefault(rule, set()).add(edit.kind)
     return found
 
 
@@ -105,7 +113,7 @@ def broken_by(edit: Edit, origin: Judgement) -> tuple[str, ...]:
     return judgement.broken if judgement is not None else ()
 
 
-def test_bounds_of_an_index(valid: list[Judgement], made: tuple[dict[str, list[Mutant]], list[Judgement]]) -> None:
+def test_bounds_of_an_index(valid: list[Judgement], made: Made) -> None:
     """The last row of a table is in a call that passes, the one behind it is broken."""
     found, passed = made
     assert any(last_row(call) in elements(call) for call in (j.call for j in (*valid, *passed)))
@@ -142,6 +150,10 @@ def test_what_valid_calls_are_made_of(valid: list[Judgement]) -> None:
     assert {given["mask"] is None for given in arguments} == {True, False}
     assert {given["q"].dtype for given in arguments} >= {"float16", "bfloat16", "float32"}
     assert any(tensor.strides is not None for j in valid for _, tensor in j.call.tensors())
+
+
+def test_what_objects_of_valid_calls_are(valid_lengths: list[Judgement]) -> None:
+    arguments = [dict(j.call.arguments) for j in valid_lengths]
     assert any(isinstance(given["cache"], ObjectSpec) for given in arguments)
     assert any(isinstance(given["kwargs"], MappingSpec) for given in arguments)
 

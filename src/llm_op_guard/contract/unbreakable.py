@@ -25,6 +25,7 @@ from llm_op_guard.contract.model import (
     dim_symbol,
 )
 from llm_op_guard.contract.outcomes import TooMuch
+from llm_op_guard.contract.path import path_of
 from llm_op_guard.contract.satisfiable import meant
 from llm_op_guard.contract.validate import exclusive, rules_of
 from llm_op_guard.contract.walk import bound_symbols, tensor_types
@@ -121,7 +122,7 @@ class _Proofs:
         if not all(self._shown_here_only(symbol, clause) for symbol in symbols):
             return None
         reason = ""
-        if len(expected) == len(facts):
+        if len(expected) == len(facts) and not (aspect == "shape" and self._ranks_read(clause, declared, tensors)):
             excluded = self._excluded(clause.conditions, ast.parse(" or ".join(expected), mode="eval").body, False)
             if excluded is None:
                 return None
@@ -129,6 +130,15 @@ class _Proofs:
         shown = f"; nothing else shows {', '.join(dict.fromkeys(symbols))}" if symbols else ""
         line = self._contract.source.line(declared.place)
         return f"every tensor that comes to line {line} has the {aspect} of {declared.type.text}{reason}{shown}"
+
+    def _ranks_read(self, clause: Clause, declared: Declare, tensors: list[TensorType]) -> bool:
+        """Whether a tensor has enough dimensions for one of the types, since a test reads as many."""
+        least = min((len(t.dims or ()) - 1 for t in tensors if t.rest_index is not None), default=None)
+        return least is not None and any(
+            isinstance(part, ast.Compare) and any(d >= least for d in _dimensions_read(part, str(declared.path)))
+            for condition in clause.conditions
+            for part, _ in settled(condition.test.node, condition.wanted)
+        )
 
     def _shown_here_only(self, symbol: str, clause: Clause) -> bool:
         """Whether no other tensor of a call says what a symbol is: then it is what this one says."""
@@ -142,19 +152,39 @@ class _Proofs:
 
 def _asks_of_a_tensor(comparison: ast.Compare, name: str) -> bool:
     """Whether a comparison has an outcome only where an argument has the shape, dtype or device of a tensor."""
-    # Those parts of one that may be left out are not looked into.
-    if len(comparison.ops) != 1 or isinstance(comparison.ops[0], ast.Is | ast.IsNot):
-        return False
-    pending: list[ast.AST] = [comparison]
-    while pending:
-        match pending.pop():
+    for part in _always_evaluated(comparison):
+        match part:
             case ast.Attribute(value=ast.Name(id=owner), attr="shape" | "dtype" | "device" | "ndim") if owner == name:
                 return True
+            case ast.Call(func=ast.Name(id="numel" | "dense" | "stride"), args=[ast.Name(id=owner), *_]) if (
+                owner == name
+            ):
+                return True
+    return False
+
+
+def _dimensions_read(comparison: ast.Compare, path: str) -> Iterator[int]:
+    """How many dimensions a tensor has at least where a comparison has an outcome."""
+    for part in _always_evaluated(comparison):
+        if isinstance(part, ast.Subscript) and isinstance(part.value, ast.Attribute) and part.value.attr == "shape":
+            whole = path_of(part)
+            index = whole.steps[-1][0] if whole is not None else None
+            if isinstance(index, int) and ast.unparse(part.value.value) == path:
+                yield index + 1 if index >= 0 else -index
+
+
+def _always_evaluated(comparison: ast.Compare) -> Iterator[ast.AST]:
+    """The parts of a comparison that are evaluated wherever it has an outcome."""
+    pending: list[ast.AST] = [comparison]
+    if len(comparison.ops) != 1 or isinstance(comparison.ops[0], ast.Is | ast.IsNot):
+        return
+    while pending:
+        part = pending.pop()
+        yield part
+        match part:
             case ast.IfExp() | ast.BoolOp() | ast.GeneratorExp() | ast.Call(func=ast.Name(id="has" | "get")):
                 continue
-            case part:
-                pending += ast.iter_child_nodes(part)
-    return False
+        pending += ast.iter_child_nodes(part)
 
 
 def _needed(aspect: str, path: str, tensor: TensorType) -> tuple[str | None, list[str]] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from llm_op_guard.contract.model import Contract, Declare, TensorType
+from llm_op_guard.contract.path import Path
 from llm_op_guard.faults.ingredients import dtypes_of
 from llm_op_guard.faults.judge import Judgement
 from llm_op_guard.guard.bind import committed
@@ -18,6 +19,20 @@ def untried(contract: Contract, valid: Iterable[Judgement]) -> list[str]:
         for name in _in_call(judgement):
             wanted.pop(name, None)
     return list(wanted)
+
+
+def untried_dtypes(contract: Contract, valid: Iterable[Judgement]) -> list[tuple[Path, str]]:
+    """The dtypes that a declared tensor has in none of these calls, and where it stands."""
+    seen = {(path, spec.dtype) for judgement in valid for path, spec in judgement.call.tensors()}
+    wanted = [
+        (clause.statement.path, dtype)
+        for clause in contract.clauses
+        if isinstance(clause.statement, Declare) and not clause.after_call
+        for alternative in clause.statement.type.alternatives
+        if isinstance(alternative, TensorType) and alternative.dtype_symbol is None
+        for dtype in dtypes_of(alternative, {})
+    ]
+    return [one for one in dict.fromkeys(wanted) if one not in seen]
 
 
 def _allowed(contract: Contract) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -90,13 +90,14 @@ def of_the_batch(call: Call) -> Iterator[Edit]:
             yield Edit(kind, Path(call.arguments[0][0]), changed)
 
 
-def of_sizes(call: Call) -> Iterator[Edit]:
-    """A size in every tensor that has it: what a symbol stands for."""
+def of_sizes(call: Call, numbers: Iterable[int] = ()) -> Iterator[Edit]:
+    """A size in every tensor that has it: what a symbol stands for. `numbers` are sizes that are worth trying."""
     for size in dict.fromkeys(size for _, spec in call.tensors() for size in spec.shape):
-        for kind, other in {"one more": size + 1, "one fewer": size - 1, "twice": 2 * size, "half": size // 2}.items():
-            changed = resized(call, size, other) if other >= 0 else call
-            if changed != call:
-                yield Edit(f"{kind} everywhere", Path(call.arguments[0][0]), changed)
+        near = {size + 1: "one more", size - 1: "one fewer", 2 * size: "twice", size // 2: "half"}
+        for other in dict.fromkeys((*near, *numbers)):
+            if other >= 0 and other != size:
+                kind = f"{near.get(other, 'another size')} everywhere"
+                yield Edit(kind, Path(call.arguments[0][0]), resized(call, size, other))
 
 
 def resized(call: Call, size: int, other: int) -> Call:
@@ -227,6 +228,8 @@ def _shapes(shape: tuple[int, ...], hints: tuple[int, ...]) -> Iterator[tuple[st
         for hint in hints[:8]:
             if hint != size:
                 yield f"another size in axis {axis}", (*shape[:axis], hint, *shape[axis + 1 :])
+    if shape:
+        yield "no dimensions", ()
     for axis in range(len(shape)):
         yield "rank - 1", (*shape[:axis], *shape[axis + 1 :])
         for other in range(axis + 1, len(shape)):

@@ -60,7 +60,10 @@ class Judgement:
         return unmet + 1
 
     def _missing(self, node: ast.expr, wanted: bool) -> int:
-        """How many parts of a condition have to come out otherwise for it to come out as wanted."""
+        """How many parts of a condition have to come out otherwise for it to come out as wanted.
+
+        A part that does not apply is farther away than one that comes out otherwise.
+        """
         match node:
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 return self._missing(operand, not wanted)
@@ -69,8 +72,10 @@ class Judgement:
                 return sum(missing) if isinstance(op, ast.And) is wanted else min(missing)
         try:
             return int(bool(self.bindings.values.value_of(node)) is not wanted)
-        except (Broken, *INAPPLICABLE):
+        except Broken:
             return 1
+        except INAPPLICABLE:
+            return 2
 
     def first_unmet(self, clause: Clause) -> Condition | None:
         """The first of the conditions of a statement that is not met."""

@@ -25,6 +25,9 @@ from llm_op_guard.guard.call import Call, ObjectSpec, Spec, to_json
 _CHANGED_CALLS = 8
 # And objects of so many others are tried in them.
 _OTHERS = 2
+# Of the numbers that a contract spells so many are tried as sizes, as far as tensors of them are soon made.
+_MOST_SIZES = 6
+_LARGEST_SIZE = 4096
 # Of a rule, so many mutants are kept, each of another kind.
 MOST_OF_A_RULE = 12
 # For one that a single change does not break alone, so often a way is looked for from one of so many of the nearest
@@ -108,7 +111,13 @@ def all_edits(made_of: Ingredients, judgement: Judgement, others: list[Judgement
     yield from swaps(judgement.call)
     yield from of_the_batch(judgement.call)
     yield from of_dtypes(judgement.call)
-    yield from of_sizes(judgement.call)
+    yield from of_sizes(judgement.call, _sizes_spelt(made_of))
+
+
+def _sizes_spelt(made_of: Ingredients) -> list[int]:
+    """Sizes at the numbers that a contract speaks of, and one behind."""
+    numbers = [n for n in made_of.numbers if isinstance(n, int) and 2 < n <= _LARGEST_SIZE][:_MOST_SIZES]
+    return [size for number in numbers for size in (number, number + 1)]
 
 
 def _of_answer(made_of: Ingredients, judgement: Judgement, choice: Ingredient, answer: Spec) -> Iterator[Edit]:

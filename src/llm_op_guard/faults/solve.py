@@ -37,6 +37,7 @@ from llm_op_guard.contract.model import (
 )
 from llm_op_guard.contract.path import Path
 from llm_op_guard.faults.answers import with_answer
+from llm_op_guard.faults.coverage import untried_dtypes
 from llm_op_guard.faults.edits import an_edit_at, resized
 from llm_op_guard.faults.ingredients import (
     DTYPES,
@@ -98,9 +99,30 @@ def valid_calls(made_of: Ingredients, seed: int, wanted: int, *, attempts: int |
                 found[judgement.call] = judgement
                 for other in judgement.applied():
                     reached[other] = reached.get(other, 0) + 1
+    for path, dtype in untried_dtypes(made_of.contract, list(found.values())):
+        judgement = _of_dtype(made_of, path, dtype, list(found.values()), random_of)
+        if judgement is not None:
+            found[judgement.call] = judgement
     return sorted(
         found.values(), key=lambda j: -sum(1 / reached[number] for number in set(j.applied()) if number in reached)
     )
+
+
+def _of_dtype(
+    made_of: Ingredients, path: Path, dtype: str, valid: list[Judgement], random_of: random.Random
+) -> Judgement | None:
+    """A valid call in which the tensor at a path has a dtype, by itself or with those that had its dtype before."""
+    holding = [(j.call, spec) for j in valid if isinstance(spec := j.call.get(path), TensorSpec)]
+    for attempt in range(_STARTS if holding else 0):
+        call, before = random_of.choice(holding)
+        for other, spec in call.tensors():
+            if other == path or (attempt % 2 and spec.dtype == before.dtype):
+                call = call.put(other, replace(spec, dtype=dtype, at=()))
+        judgement = _mended(made_of, call, random_of, changes=_FEW_CHANGES)
+        found = judgement.call.get(path) if judgement is not None else None
+        if isinstance(found, TensorSpec) and found.dtype == dtype:
+            return judgement
+    return None
 
 
 def _beside(
@@ -109,7 +131,7 @@ def _beside(
     """A call that is valid, too, and differs in one thing, or in a size and what has to go with it."""
     sizes = [size for _, spec in valid.call.tensors() for size in spec.shape]
     if not sizes or random_of.random() < 0.4:
-        call = changed(made_of, valid, random_of.choice(made_of.choices), random_of)
+        call = changed(made_of, valid, random_of.choice(made_of.choices), random_of, tried)
         return _mended(made_of, call, random_of, changes=0) if call is not None else None
     huge = random_of.random() < 0.1
     other = _Sketch(made_of, random_of, {}, tried).pick("size", HUGE_SIZES if huge else SIZES)
@@ -177,9 +199,15 @@ def _to_blame(made_of: Ingredients, now: Judgement, random_of: random.Random) ->
     return made_of.mentioned(clause) if clause is not None else list(made_of.choices)
 
 
-def changed(made_of: Ingredients, now: Judgement, chosen: Ingredient, random_of: random.Random) -> Call | None:
+def changed(
+    made_of: Ingredients,
+    now: Judgement,
+    chosen: Ingredient,
+    random_of: random.Random,
+    tried: Counter[tuple[str, Any]] | None = None,
+) -> Call | None:
     """One thing of a call made otherwise: anew from its type and the symbols of the call, or by an edit."""
-    sketcher = _Sketch(made_of, random_of, dict(now.bindings.values.symbols), {})
+    sketcher = _Sketch(made_of, random_of, dict(now.bindings.values.symbols), {} if tried is None else tried)
     if chosen.kind == "answer":
         return sketcher.answered(now.call, chosen)
     if chosen.types and random_of.random() < 0.6:
@@ -238,6 +266,8 @@ class _Sketch:
         self.values.symbols = dict(symbols)
         self.tried = tried
         self.unusual: tuple[int, ...] = ()
+        # What stands for `...`: mostly the same in all tensors of a call, which have one rank and one batch.
+        self._others: tuple[int, ...] | None = None
         self.device = "cpu"
 
     def call(self) -> Call:
@@ -379,9 +409,10 @@ class _Sketch:
         for dim in tensor.dims or ():
             match dim:
                 case Rest(name=name):
-                    group = self.values.symbols.get(name) if name is not None else None
-                    if not isinstance(group, tuple):
+                    group = self.values.symbols.get(name) if name is not None else self._others
+                    if not isinstance(group, tuple) or (name is None and self.random.random() < 0.3):
                         group = tuple(self._some_size() for _ in range(self.random.choice((0, 1, 1, 2, 3))))
+                        self._others = self._others or group
                     if name is not None:
                         self.values.symbols[name] = group
                     shape += group

@@ -31,9 +31,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
             for change in ("one more", "one fewer", "half", "twice")
             for where in ("in", "everywhere")
         ),
-        *("size 1 in", "empty in", "another size in", "the shape of another"),
+        *("size 1 in", "empty in", "another size in", "another size everywhere", "the shape of another"),
     ),
-    "axes": ("rank ", "axes "),
+    "axes": ("rank ", "axes ", "no dimensions"),
     "dtypes": ("neighbouring dtype", "another dtype"),
     "devices": ("meta device",),
     "strides": ("transposed strides", "expanded strides", "gaps "),
