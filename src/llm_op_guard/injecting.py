@@ -106,8 +106,10 @@ def _injected(wanted: Wanted) -> Iterator[Injected]:
         for name in _chosen:
             yield _one(name, wanted)
         return
+    # The largest first: none of them is waited for alone at the end.
+    names = sorted(_chosen, key=lambda name: -len(_chosen[name][0].rules))
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork")) as pool:
-        for future in as_completed([pool.submit(_one, name, wanted) for name in _chosen]):
+        for future in as_completed([pool.submit(_one, name, wanted) for name in names]):
             yield future.result()
 
 
