@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from llm_op_guard import __version__, catalogue, checking, demo, doctor, formatting, injecting, replaying, run
+from llm_op_guard import __version__, catalogue, checking, demo, doctor, formatting, injecting, replaying, run, seeking
 from llm_op_guard.errors import LlmOpGuardError
 from llm_op_guard.policy import OFF, Policy, current
 from llm_op_guard.report import digest
@@ -23,7 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit code.
 
     0: yes. 1: no (a contract is wrong, or warned of under --strict; nothing is guarded, a bad input was not stopped).
-    2: the command was not given what it needs. `run` has the exit code of the program that it runs.
+    2: the command was not given what it needs. `run` and `nan` have the exit code of the program that they
+    run; `nan` has 1 where it found something.
     """
     try:
         arguments = _parser().parse_args(argv)
@@ -74,6 +75,16 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("target", metavar="TARGET", help="the script, or with -m the module")
     command.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="what the program is given")
     command.set_defaults(command=_run)
+
+    command = commands.add_parser(
+        "nan",
+        help="run a script or module up to its first NaN or infinity, and say which module made it",
+        usage="llm-op-guard nan [-h] (SCRIPT | -m MODULE) [ARGUMENT ...]",
+    )
+    command.add_argument("-m", dest="is_module", action="store_true", help="run a module, as python -m does")
+    command.add_argument("target", metavar="TARGET", help="the script, or with -m the module")
+    command.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="what the program is given")
+    command.set_defaults(command=_nan)
 
     command = commands.add_parser("doctor", help="what is guarded here, what is not, and why")
     command.add_argument("--library", default="transformers", help="the library to look at (default: %(default)s)")
@@ -158,6 +169,10 @@ def _demo(_: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     start = run.module if arguments.is_module else run.script
     return start(arguments.target, arguments.arguments, Terminal(sys.stderr), arguments.record)
+
+
+def _nan(arguments: argparse.Namespace) -> int:
+    return seeking.main(Terminal(sys.stderr), arguments.target, arguments.arguments, is_module=arguments.is_module)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
