@@ -37,8 +37,17 @@ _COMPUTING = {
 }
 _SOFTMAX = ("Softmax", "LogSoftmax", "Softmin", "Softmax2d")
 _TABLES: tuple[tuple[str, Kind], ...] = (("_parameters", "parameter"), ("_buffers", "buffer"))
-# A tensor that holds -inf and was made of a mask.
-_MASKING: Any = object()
+
+
+@dataclass(frozen=True)
+class _Below:
+    """Of a tensor that holds -inf: whether it masks, and the module that made it of finite inputs."""
+
+    masks: bool
+    source: NonFinite | None = None
+
+
+_UNKNOWN = _Below(masks=False)
 
 
 @dataclass(eq=False)
@@ -95,7 +104,7 @@ class Watch:
         self._numbers: Any = WeakIdKeyDictionary()  # how often each module was called
         self._places: Any = WeakIdKeyDictionary()  # module → the outermost one (weakly), and its name there
         self._read: Any = WeakTensorKeyDictionary()  # tensor → its version when it was read, and what it holds
-        self._below: Any = WeakTensorKeyDictionary()  # tensor with -inf → _MASKING, or the finding that made it
+        self._below: Any = WeakTensorKeyDictionary()  # tensor with -inf → _Below
         self._scaler: Callable[[], Any] = lambda: None
         self.gradients = Gradients(
             self._kinds, self._tell_gradient, lambda: self.is_on and self.found is None, self._safely
@@ -182,13 +191,13 @@ class Watch:
         for label, x in tensors.arguments_of(call.module, call.args, call.kwargs):
             if (kinds := self._kinds(x)) == FINITE:
                 continue
+            known = self._below.get(x, _UNKNOWN)
             if kinds == BELOW and self._masks(call, x, label):
                 call.masks = True
-                self._below[x] = _MASKING
+                self._below[x] = replace(known, masks=True)
                 continue
             call.bad |= kinds
-            if isinstance(source := self._below.get(x), NonFinite):
-                call.source = source
+            call.source = call.source or known.source
             if call.parent is None:
                 call.given = call.given or tensors.place(x, label)
             elif call.parent.bad == FINITE and call.parent.surfaced is None and call.source is None:
@@ -199,11 +208,10 @@ class Watch:
 
     def _masks(self, call: _Call, x: Any, label: str) -> bool:
         """Whether -inf in an argument masks."""
-        known = self._below.get(x)
-        if known is not None:
-            return known is _MASKING
         if type(call.module).__module__ in _COMPUTING:
             return False
+        if x in self._below:
+            return bool(self._below[x].masks)
         if type(call.module).__name__ in _SOFTMAX or tensors.is_mask(x, label):
             return True
         return call.parent is not None and call.parent.masks  # scores, say, to which the caller has added a mask
@@ -229,7 +237,7 @@ class Watch:
         elif (finding := blamed or self._parameter) is not None:
             self._tell(finding)
         elif below:
-            self._doubt(self._below.get(below[0][1]) or self._of_output(call, *below[0]))
+            self._doubt(self._below.get(below[0][1], _UNKNOWN).source or self._of_output(call, *below[0]))
 
     def _blame(self, call: _Call, label: str, x: Any) -> NonFinite | None:
         """Who made NaN or +inf in an output; None where that is still to be seen."""
@@ -243,13 +251,13 @@ class Watch:
 
     def _is_masked(self, call: _Call, label: str, x: Any) -> bool:
         """Whether -inf in an output masks, or was made of what does; where it need not, who made it is noted."""
-        if x not in self._below and call.bad == FINITE:
+        if x not in self._below and call.masks:
+            self._below[x] = _Below(masks=True)
+        elif x not in self._below and call.bad == FINITE:
             cls = type(call.module)
-            if call.masks or (cls.__module__ not in _COMPUTING and tensors.is_mask(x, label, call.name, cls.__name__)):
-                self._below[x] = _MASKING
-            else:
-                self._below[x] = self._of_output(call, label, x)
-        return self._below.get(x) is _MASKING
+            masks = cls.__module__ not in _COMPUTING and tensors.is_mask(x, label, call.name, cls.__name__)
+            self._below[x] = _Below(masks, self._of_output(call, label, x))
+        return bool(self._below.get(x, _UNKNOWN).masks)
 
     def _claim(self, call: _Call, found: list[tuple[str, Any]]) -> None:
         nodes = [*(x.grad_fn for _, x in found if x.grad_fn is not None), *call.older]
@@ -359,9 +367,11 @@ class _Backward:
 
 
 def _own(module: Any, table: str) -> list[tuple[str, Any]]:
-    """The parameters or buffers of a module itself; none where they are not kept as `torch.nn` does (scripted ones)."""
+    """The parameters or buffers of a module itself; of a scripted one, which keeps them otherwise, too."""
     entries = module.__dict__.get(table)
-    return [(name, x) for name, x in entries.items() if x is not None] if isinstance(entries, dict) else []
+    if not isinstance(entries, dict) and type(entries).__name__ != "OrderedDictWrapper":
+        return []
+    return [(name, x) for name, x in entries.items() if x is not None]
 
 
 def _sequence_number() -> int | None:
