@@ -658,6 +658,14 @@ def test_tracing_is_let_alone() -> None:
         assert og.first_nonfinite(outer, torch.ones(1, 2)) is None
 
 
+def test_anomaly_mode_of_autograd() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), of_one(lambda x: (x * 0).norm(dim=-1).sqrt().sum(), "Loss"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        with torch.autograd.detect_anomaly(check_nan=False):
+            assert who(found(model, torch.ones(1, 2))) == ("gradient", "1", "Loss")
+
+
 def test_subclasses_of_tensors_are_let_alone() -> None:
     class Own(Tensor):
         @classmethod
@@ -793,6 +801,24 @@ def test_a_training_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert code == 1
     assert said.startswith("llm-op-guard: not finite: 1 (Norm), backward: gradient leaving SqrtBackward0 has inf")
     assert said.endswith("\n  called from                     program.py:10 in <module>\n")
+
+
+def test_an_optimizer_that_breaks_a_parameter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """
+    model = nn.Sequential(nn.Linear(2, 2, bias=False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=float("nan"))
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    """
+    code, said = run(tmp_path, text, monkeypatch)
+    assert code == 1
+    assert said.startswith(
+        "llm-op-guard: not finite: 0.weight (parameter of Linear): nan at [0, 0] (4 of 4 elements), expected finite "
+        "numbers\n  likely cause: it was finite in the call before: what writes parameters (an optimizer's step) came "
+        "since\n"
+    )
+    assert "\n  call         2 of this module\n" in said
 
 
 def test_a_loss_outside_of_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

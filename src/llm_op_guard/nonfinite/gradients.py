@@ -28,7 +28,8 @@ class Gradients:
     """Claims nodes, and tells of the first gradient that is not finite.
 
     `kinds` says what of a tensor is not finite, `tell` is called with the finding, `is_on` says whether anybody
-    listens; `run` calls a function with arguments, and deals with what it raises.
+    listens; `run` calls a function with arguments, and deals with what it raises. Hooks that are not `removable` go
+    with the graphs that they are in.
     """
 
     def __init__(
@@ -37,9 +38,11 @@ class Gradients:
         tell: Callable[[NonFinite], None],
         is_on: Callable[[], bool],
         run: Callable[..., None],
+        *,
+        removable: bool,
     ) -> None:
         self._kinds, self._tell, self._is_on, self._run = kinds, tell, is_on, run
-        self._handles: list[Any] = []
+        self._handles: list[Any] | None = [] if removable else None
 
     def claim(self, nodes: list[Any], since: int, describe: Describe) -> list[Any]:
         """Claim the nodes made since then that lead to these; the older ones behind them, which others may claim."""
@@ -53,7 +56,7 @@ class Gradients:
                 continue
             node.metadata[_CLAIM] = True
             following = [following for following, _ in node.next_functions]
-            self._handles.append(node.register_hook(self._hook(node, following, describe)))
+            self._add(node, self._hook(node, following, describe))
             pending += [node for node in following if node is not None]
         # Several ways lead to one node; as long as we hold them, they are told apart by identity.
         return list({id(node): node for node in older}.values())
@@ -63,7 +66,7 @@ class Gradients:
         for node in nodes:
             if _CLAIM not in node.metadata:
                 node.metadata[_CLAIM] = True
-                self._handles.append(node.register_hook(self._at_border(node.metadata)))
+                self._add(node, self._at_border(node.metadata))
 
     def _at_border(self, own: dict[str, Any]) -> Callable[[Any, Any], None]:
         def judge(_: tuple[Any, ...], coming: tuple[Any, ...]) -> None:
@@ -80,14 +83,15 @@ class Gradients:
 
         return hook
 
+    def _add(self, node: Any, hook: Callable[[Any, Any], None]) -> None:
+        handle = node.register_hook(hook)
+        if self._handles is not None:
+            self._handles.append(handle)
+
     def release(self) -> None:
         """Take all hooks away."""
         while self._handles:
             self._handles.pop().remove()
-
-    def forget(self) -> None:
-        """Leave the hooks to the graphs that they are in, which the program may drop."""
-        self._handles.clear()
 
     def _hook(self, node: Any, following: list[Any], describe: Describe) -> Callable[[Any, Any], None]:
         name, own = type(node).__name__, node.metadata

@@ -107,7 +107,7 @@ class Watch:
         self._below: Any = WeakTensorKeyDictionary()  # tensor with -inf → _Below
         self._scaler: Callable[[], Any] = lambda: None
         self.gradients = Gradients(
-            self._kinds, self._tell_gradient, lambda: self.is_on and self.found is None, self._safely
+            self._kinds, self._tell_gradient, self._listens, self._safely, removable=thread is not None
         )
 
     def _listens(self) -> bool:
@@ -186,8 +186,13 @@ class Watch:
 
     def _judge_inputs(self, call: _Call) -> None:
         for name, parameter in _own(call.module, "_parameters"):
+            before = self._read.get(parameter)
             if self._kinds(parameter) == NAN and self._parameter is None:
-                self._parameter = self._of_parameter(call, call.module, name, "parameter")
+                finding = self._of_parameter(call, call.module, name, "parameter")
+                if before is not None and before[1] == FINITE:
+                    cause = "it was finite in the call before: what writes parameters (an optimizer's step) came since"
+                    finding = replace(finding, cause=cause)
+                self._parameter = finding
         for label, x in tensors.arguments_of(call.module, call.args, call.kwargs):
             if (kinds := self._kinds(x)) == FINITE:
                 continue
@@ -224,6 +229,8 @@ class Watch:
         blamed = None
         if bad:
             blamed = call.inside or self._blame(call, *bad[0])
+            if blamed is not None and self._parameter is not None and blamed.name == self._parameter.name:
+                blamed = self._parameter  # which tells more
         elif below:
             blamed = call.inside
             if blamed is None and call.bad == FINITE and type(call.module).__module__ in _COMPUTING:
