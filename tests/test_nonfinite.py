@@ -372,6 +372,30 @@ def test_overflow_between_calls_is_not_blamed_on_the_norm_that_follows() -> None
     assert who(found(nn.Sequential(model), torch.ones(1, 2))) == ("output", "0", "Block")
 
 
+def test_overflow_beside_a_mask_is_no_mask() -> None:
+    def layer(self: Any, x: Tensor, attn_mask: Tensor) -> Any:
+        return self.block(x, attn_mask) * 0 - 3e38 * 10 * x.abs()
+
+    def norm(x: Tensor) -> Tensor:
+        return x / x.norm(dim=-1, keepdim=True)
+
+    inner = module(layer, "Layer", block=layers().block)
+    model = module(lambda self, x, mask: self.norm(self.layer(x, mask)), layer=inner, norm=of_one(norm, "Norm"))
+    assert who(found(model, torch.randn(1, 3, 4), CAUSAL)) == ("output", "layer", "Layer")
+
+
+def test_masks_of_torchs_own_transformer() -> None:
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 2)
+    padding = torch.tensor([[False, False, True], [False, False, False]])
+    x = torch.randn(2, 3, 8)
+    for mode in (True, False):
+        model.train(mode)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of prototypes, and masks of two kinds
+            assert og.first_nonfinite(model, x, mask=CAUSAL, src_key_padding_mask=padding) is None
+            assert og.first_nonfinite(model, x, src_key_padding_mask=padding) is None
+
+
 # ---------------------------------------------------------------- healthy models
 
 
@@ -801,6 +825,30 @@ def test_a_training_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert code == 1
     assert said.startswith("llm-op-guard: not finite: 1 (Norm), backward: gradient leaving SqrtBackward0 has inf")
     assert said.endswith("\n  called from                     program.py:10 in <module>\n")
+
+
+def test_a_checkpoint_that_computes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """
+    from torch.utils.checkpoint import checkpoint
+
+    class Root(nn.Module):
+        def forward(self, x):
+            return (x * 0).sqrt()
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.root = nn.Linear(2, 2), Root()
+
+        def forward(self, x):
+            return checkpoint(self.root, self.first(x), use_reentrant=True)
+
+    model = Outer()
+    model(torch.ones(1, 2)).sum().backward()
+    """
+    code, said = run(tmp_path, text, monkeypatch)
+    assert code == 1
+    assert said.startswith("llm-op-guard: not finite: root (Root), backward: gradient leaving SqrtBackward0 has")
 
 
 def test_an_optimizer_that_breaks_a_parameter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

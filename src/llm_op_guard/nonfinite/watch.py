@@ -8,7 +8,7 @@ away) is only suspect.
 -inf is another matter, since masks hold it:
 
 - In what goes in it is no fault where it masks: a name with mask, bias or alibi, zeros otherwise, what is put into a
-  softmax, and whatever was made of these. NaN is always one, and +inf.
+  softmax, and what has as many columns and was made of these. NaN is always one, and +inf.
 - In what comes out it is one where a layer of torch.nn that only computes made it of finite inputs. Any other module
   may have masked on purpose: it is to blame once NaN or +inf come of it.
 """
@@ -63,7 +63,7 @@ class _Call:
     kwargs: dict[str, Any]
     since: int | None  # the sequence number of autograd; None while it records nothing
     bad: int = FINITE  # what went in that is not finite, and does not mask
-    masks: bool = False  # whether something that masks went in
+    masks: set[int] = field(default_factory=set)  # the last sizes of what went in that masks
     source: NonFinite | None = None  # which module had made it
     inside: NonFinite | None = None  # what a call inside this one is to blame for
     given: Place | None = None  # of the outermost call: where its inputs are not finite
@@ -198,7 +198,7 @@ class Watch:
                 continue
             known = self._below.get(x, _UNKNOWN)
             if kinds == BELOW and self._masks(call, x, label):
-                call.masks = True
+                call.masks.add(_last_size(x))
                 self._below[x] = replace(known, masks=True)
                 continue
             call.bad |= kinds
@@ -219,7 +219,8 @@ class Watch:
             return bool(self._below[x].masks)
         if type(call.module).__name__ in _SOFTMAX or tensors.is_mask(x, label):
             return True
-        return call.parent is not None and call.parent.masks  # scores, say, to which the caller has added a mask
+        # Scores, say, to which the caller has added a mask.
+        return call.parent is not None and _last_size(x) in call.parent.masks
 
     # ------------------------------------------------------------ what comes out
 
@@ -258,7 +259,7 @@ class Watch:
 
     def _is_masked(self, call: _Call, label: str, x: Any) -> bool:
         """Whether -inf in an output masks, or was made of what does; where it need not, who made it is noted."""
-        if x not in self._below and call.masks:
+        if x not in self._below and _last_size(x) in call.masks:
             self._below[x] = _Below(masks=True)
         elif x not in self._below and call.bad == FINITE:
             cls = type(call.module)
@@ -291,7 +292,7 @@ class Watch:
 
     def _of_output(self, call: _Call, label: str, x: Any) -> NonFinite:
         given = list(tensors.arguments_of(call.module, call.args, call.kwargs))
-        where = tensors.place(x, label, below_allowed=call.masks)
+        where = tensors.place(x, label, below_allowed=bool(call.masks))
         if where is None:
             raise RuntimeError(f"{label} was not finite, and is now")
         cause = tensors.dead_row(given) if where.value != where.value else None
@@ -371,6 +372,11 @@ class _Backward:
 
 
 # ---------------------------------------------------------------- modules
+
+
+def _last_size(x: Any) -> int:
+    """What a mask and the scores that it is added to have in common: the number of keys."""
+    return int(x.shape[-1]) if x.ndim else 1
 
 
 def _own(module: Any, table: str) -> list[tuple[str, Any]]:
