@@ -55,13 +55,13 @@ class _Call:
     """A call of a module that has begun."""
 
     module: Any
-    root: Any  # the outermost module that it is part of
-    name: str  # its qualified name there
-    number: int
     parent: _Call | None
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    since: int | None  # the sequence number of autograd; None while it records nothing
+    number: int = 1
+    root: Any = None  # the outermost module that it is part of
+    name: str = ""  # its qualified name there
+    since: int | None = None  # the sequence number of autograd; None while it records nothing
     bad: int = FINITE  # what went in that is not finite, and does not mask
     masks: set[int] = field(default_factory=set)  # the last sizes of what went in that masks
     source: NonFinite | None = None  # which module had made it
@@ -121,18 +121,21 @@ class Watch:
             return None
         if self._thread is not None and threading.get_ident() != self._thread:
             return None
-        parent = getattr(self._stack, "top", None)
-        number = self._numbers.get(module, 0) + 1
-        self._numbers[module] = number
-        root, name = self._place(module, None if parent is None else parent.root)
-        call = _Call(module, root, name, number, parent, args, kwargs, _sequence_number())
+        call = _Call(module, getattr(self._stack, "top", None), args, kwargs)
         self._stack.top = call
+        self._safely(self._begin, call)
+        return call
+
+    def _begin(self, call: _Call) -> None:
+        module, parent = call.module, call.parent
+        call.number = self._numbers[module] = self._numbers.get(module, 0) + 1
+        call.root, call.name = self._place(module, None if parent is None else parent.root)
+        call.since = _sequence_number()
         if parent is None:
             self.calls += 1
         else:
             parent.called.append(module)
-        self._safely(self._judge_inputs, call)
-        return call
+        self._judge_inputs(call)
 
     def _place(self, module: Any, root: Any) -> tuple[Any, str]:
         """The outermost module that a module is part of, and its name there."""
@@ -154,7 +157,7 @@ class Watch:
         """Look at what came out."""
         self._stack.top = call.parent
         if self._listens():
-            self._safely(self._judge_outputs, call, list(tensors.tensors_in(result, "output")))
+            self._safely(self._judge_outputs, call, result)
 
     def raised(self, call: _Call, error: BaseException) -> None:  # noqa: ARG002
         """Nothing came out: what was found until then may be why."""
@@ -224,7 +227,8 @@ class Watch:
 
     # ------------------------------------------------------------ what comes out
 
-    def _judge_outputs(self, call: _Call, found: list[tuple[str, Any]]) -> None:
+    def _judge_outputs(self, call: _Call, result: Any) -> None:
+        found = list(tensors.tensors_in(result, "output"))
         bad = [(label, x) for label, x in found if self._kinds(x) & ~BELOW]
         below = [(label, x) for label, x in found if self._kinds(x) == BELOW and not self._is_masked(call, label, x)]
         blamed = None
