@@ -15,7 +15,7 @@ from llm_op_guard import api, catalogue
 from llm_op_guard.contract.expressions import suggestion
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.errors import LlmOpGuardError
-from llm_op_guard.faults.injection import MISSED, Injected, inject, summary
+from llm_op_guard.faults.injection import Injected, inject, summary
 from llm_op_guard.faults.operators import Operator, operators_of
 from llm_op_guard.report import injection as report
 from llm_op_guard.report.injection_page import injection_page
@@ -48,7 +48,7 @@ _chosen: dict[str, tuple[Contract, Operator | None]] = {}
 
 
 def main(out: Terminal, complaints: Terminal, wanted: Wanted) -> bool:
-    """Inject, show and write; whether every mutant was caught and no valid call was stopped.
+    """Inject, show and write; whether every mutant was caught, no valid call was stopped, and every capsule replays.
 
     Raises InjectError for a target that is none, or files that cannot be written.
     """
@@ -71,7 +71,7 @@ def main(out: Terminal, complaints: Terminal, wanted: Wanted) -> bool:
         raise InjectError(f"there is no case {wanted.case!r} with seed {wanted.seed}: ids stand in the JSON of --json")
     _show(out, results, left_out, wanted)
     _write(results, left_out, wanted)
-    return not any(result.count(MISSED) or result.false_alarms for result in results)
+    return not any(result.failed for result in results)
 
 
 def _contracts(wanted: Wanted, left_out: list[tuple[str, str]]) -> dict[str, tuple[Contract, Operator | None]]:

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 from llm_op_guard.contract.model import Contract, CostClass, Remember, Require
 from llm_op_guard.contract.path import Path
 from llm_op_guard.errors import GuardError, GuardInternalWarning, GuardWarning
+from llm_op_guard.guard.capture import Known
 from llm_op_guard.guard.compile import compile_check
 from llm_op_guard.guard.context import any_beyond
 from llm_op_guard.guard.explain import explain
@@ -31,8 +32,13 @@ logger = logging.getLogger("llm_op_guard")
 class Reporter(Protocol):
     """What a guard tells its violations to; `api` hands it in."""
 
-    def report(self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any]) -> GuardError | None:
-        """Act on the violations of one call as the policy says; what is returned is raised."""
+    def report(
+        self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any], before: Known | None = None
+    ) -> GuardError | None:
+        """Act on the violations of one call as the policy says; what is returned is raised.
+
+        `before` is what was known before a call that has returned; then its `result` is among the arguments.
+        """
 
     def error(self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any]) -> GuardError:
         """The error for the violations of one call; nothing is recorded."""
@@ -218,7 +224,7 @@ class _Outcome:
         known = {name: value for name, value in zip(names, state, strict=False) if value is not None}
         at_entry = dict(zip(paths, state[len(names) :], strict=False))
         values = dict(zip(self._plan.parameters, arguments, strict=True))
-        return self._explained({**values, "result": result}, known=known, at_entry=at_entry)
+        return self._explained({**values, "result": result}, Known(known, at_entry))
 
     def traced(self, source: CheckSource, local: Local) -> GuardError | None:
         """The error for a call that is traced, whose values `local` gives; None where nothing is broken for sure."""
@@ -240,7 +246,7 @@ class _Outcome:
         """As `failed_after`, for a check that `explain` itself makes."""
         result, (_, known, at_entry, _), arguments = handed
         values = dict(zip(self._plan.parameters, arguments, strict=True))
-        return self._explained({**values, "result": result}, known=known, at_entry=at_entry)
+        return self._explained({**values, "result": result}, Known(known, at_entry))
 
     def noticed(self, doubts: list[int], arguments: tuple[Any, ...]) -> GuardError | None:
         """As `failed`, for broken suspect statements, given by number; saves explaining the same doubt every time."""
@@ -256,13 +262,7 @@ class _Outcome:
             return None
         return self.failed_after(arguments) if self._plan.after_call else self.failed(arguments)
 
-    def _explained(
-        self,
-        arguments: Mapping[str, Any],
-        *,
-        known: Mapping[str, Any] | None = None,
-        at_entry: Mapping[Path, Snapshot | None] | None = None,
-    ) -> GuardError | None:
+    def _explained(self, arguments: Mapping[str, Any], before: Known | None = None) -> GuardError | None:
         guard = self._guard
         try:
             if any_beyond(guard.contract, arguments):
@@ -274,11 +274,11 @@ class _Outcome:
                 arguments,
                 classes=judged,
                 after_call=self._plan.after_call,
-                known=known,
-                at_entry=at_entry,
+                known=before.names if before is not None else None,
+                at_entry=before.tensors if before is not None else None,
             )
             if violations:
-                return guard.reporter.report(guard, violations, arguments)
+                return guard.reporter.report(guard, violations, arguments, before)
             if judged == self._classes:
                 raise RuntimeError("the compiled check said no and explain found nothing")
         except GuardWarning:

@@ -76,7 +76,8 @@ _LEGEND = {
 }
 _OPEN_POINTS = {
     "rules_without_mutant": "Rules that no call was found to break",
-    "promises": "Promises, which the operator keeps and no call breaks",
+    "capsules_that_do_not_replay": "Capsules that do not replay to the same rule",
+    "capsules_telling_of_another_element": "Capsules that tell of another element when they are replayed",
     "possibly_too_strict": "Possibly too strict: without a guard nothing changed",
     "valid_calls_that_fail_unguarded": "Valid calls that the operator itself does not take, by error",
 }
@@ -115,7 +116,8 @@ def _row(contract: Mapping[str, Any], cases: Sequence[Mapping[str, Any]]) -> Row
     if opens := _open_points(contract):
         count = sum(len(contract[key]) for key in _OPEN_POINTS) + (not contract["operator"])
         cells[_OPEN] = Cell("unchecked", str(count), opens=opens)
-    return Row(contract["contract"], cells, any(cell.look in _FINDINGS for cell in cells.values()))
+    is_finding = bool(contract["capsules_that_do_not_replay"]) or any(c.look in _FINDINGS for c in cells.values())
+    return Row(contract["contract"], cells, is_finding)
 
 
 def _cell(cases: Sequence[Mapping[str, Any]]) -> Cell:
@@ -197,8 +199,10 @@ def _open_points(contract: Mapping[str, Any]) -> tuple[Node, ...]:
     return tuple(parts)
 
 
-def _lines(found: Iterable[str] | Mapping[str, int]) -> list[str]:
-    return [f"{count} of: {text}" for text, count in found.items()] if isinstance(found, Mapping) else list(found)
+def _lines(found: Iterable[str | Mapping[str, str]] | Mapping[str, int]) -> list[str]:
+    if isinstance(found, Mapping):
+        return [f"{count} of: {text}" for text, count in found.items()]
+    return [line if isinstance(line, str) else f"{line['rule']}: {line['reason']}" for line in found]
 
 
 def _checked(summary: Mapping[str, int], cases: Sequence[Mapping[str, Any]]) -> Node:
@@ -207,11 +211,14 @@ def _checked(summary: Mapping[str, int], cases: Sequence[Mapping[str, Any]]) -> 
     mutants, calls = summary["mutants"], counted(summary["valid_calls"], "valid call")
     wrong = ["mutants caught"] if summary["caught"] < mutants else []
     wrong += [_ALARMS] if summary["false_alarms"] else []
+    wrong += ["capsules that replay"] if summary["capsules_replayed"] < summary["capsules"] else []
     numbers = {
         "mutants caught": f"{summary['caught']} of {mutants}",
         "by the intended rule": f"{summary['caught_by_intended_rule']} of {mutants}",
         _ALARMS: f"{summary['false_alarms']} of {calls}",
         "rules broken": f"{summary['rules_with_mutants']} of {summary['rules']}",
+        "capsules that replay": f"{summary['capsules_replayed']} of {summary['capsules']}, the largest of "
+        f"{summary['largest_capsule']} bytes",
         "the mutants without a guard": ", ".join(f"{outcomes[kind]} {_word(kind)}" for kind in worst_first) or "none",
     }
     return section("Checked", figures(numbers, wrong))
