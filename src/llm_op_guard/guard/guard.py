@@ -12,9 +12,10 @@ from typing import Any, Literal, Protocol
 from llm_op_guard.contract.model import Contract, CostClass, Remember, Require
 from llm_op_guard.contract.path import Path
 from llm_op_guard.errors import GuardError, GuardInternalWarning, GuardWarning
+from llm_op_guard.guard.asked import in_calls
 from llm_op_guard.guard.capture import Known
 from llm_op_guard.guard.compile import compile_check
-from llm_op_guard.guard.context import any_beyond
+from llm_op_guard.guard.context import all_arguments, any_beyond
 from llm_op_guard.guard.explain import explain
 from llm_op_guard.guard.interpret import InterpretedCheck, is_interpreted
 from llm_op_guard.guard.ledger import Side, count_call, entering, leaving
@@ -54,7 +55,8 @@ class Guard:
     """One contract at one site.
 
     `operator` and `site` are what reports call it; `defaults` is the policy where nobody set one. `parameters` are
-    the arguments that its checks take, in order: the same for every choice of classes.
+    the arguments that its checks take, in order: the same for every choice of classes. `ask` judges the rules that ask
+    predicates, of all arguments of a call, and returns the error to raise, if any; it is for tests alone.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Guard:
         defaults: Policy,
         reporter: Reporter,
         tally: Callable[[], None] | None = None,
+        ask: Callable[[Mapping[str, Any]], GuardError | None] | None = None,
     ) -> None:
         self.contract = contract
         self.operator = operator
@@ -73,9 +76,10 @@ class Guard:
         self.defaults = defaults
         self.reporter = reporter
         self._tally = tally
+        self._ask = ask
         whole = plan_check(contract, CLASSES)
         self.parameters: tuple[str, ...] = whole.parameters if whole is not None else ()
-        self._checks: dict[tuple[frozenset[CostClass], bool], _Checks] = {}
+        self._checks: dict[tuple[frozenset[CostClass], bool, bool], _Checks] = {}
         self._failed_inside = False
 
     @property
@@ -96,12 +100,30 @@ class Guard:
         """
         # Class B rules use the symbols that class A statements bind, so A is always compiled in.
         wanted = frozenset({"A", *classes})
-        key = (wanted, noted)
+        asking = in_calls() and self._ask is not None
+        key = (wanted, noted, asking)
         if key not in self._checks:
             make = self._interpreted if is_interpreted(self.contract) else self._generated
             before, after = make(wanted, noted)
+            before = self._asking(before, self._ask) if asking and self._ask is not None else before
             self._checks[key] = before, leaving(self._side("leaving")) if noted and after is None else after
         return self._checks[key]
+
+    def _asking(
+        self, check: Callable[..., Any], ask: Callable[[Mapping[str, Any]], GuardError | None]
+    ) -> Callable[..., Any]:
+        """The check before a call, and after it the predicates: of all arguments, since they may want others."""
+        parameters = self.parameters
+
+        def check_and_ask(*arguments: Any) -> Any:
+            state = check(*arguments)
+            if not is_tracing():
+                error = ask(all_arguments(dict(zip(parameters, arguments, strict=True))))
+                if error is not None:
+                    raise error
+            return state
+
+        return check_and_ask
 
     def _generated(self, classes: frozenset[CostClass], noted: bool) -> _Checks:
         before = plan_check(self.contract, classes)
