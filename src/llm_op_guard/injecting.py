@@ -32,7 +32,7 @@ class InjectError(LlmOpGuardError):
 class Wanted:
     """What was asked for on the command line."""
 
-    target: str | None
+    targets: tuple[str, ...]
     every: bool = False
     seed: int = 0
     case: str | None = None
@@ -75,17 +75,20 @@ def main(out: Terminal, complaints: Terminal, wanted: Wanted) -> bool:
 
 
 def _contracts(wanted: Wanted, left_out: list[tuple[str, str]]) -> dict[str, tuple[Contract, Operator | None]]:
-    if not wanted.every and wanted.target is None:
+    if not wanted.every and not wanted.targets:
         raise InjectError("name a contract, a FILE, FILE:OPERATOR or MODULE:FUNCTION, or say --all")
     shipped = catalogue.shipped()
-    chosen = shipped if wanted.every else catalogue.chosen(wanted.target or "", shipped)
-    if not chosen:
-        contract, function = catalogue.guarded(wanted.target or "")
-        if contract is not None:
-            return {str(wanted.target): (contract, Operator(str(wanted.target), function))}
-    if not chosen:
-        near = suggestion(str(wanted.target), [*shipped, *(contract.name for contract in shipped.values())])
-        raise InjectError(f"there is no contract, file or function {wanted.target!r}{near}")
+    chosen = dict(shipped) if wanted.every else {}
+    functions: dict[str, tuple[Contract, Operator | None]] = {}
+    for target in () if wanted.every else wanted.targets:
+        if named := catalogue.chosen(target, shipped):
+            chosen |= named
+            continue
+        contract, function = catalogue.guarded(target)
+        if contract is None:
+            near = suggestion(target, [*shipped, *(contract.name for contract in shipped.values())])
+            raise InjectError(f"there is no contract, file or function {target!r}{near}")
+        functions[target] = (contract, Operator(target, function))
     for library in sorted({name.partition("/")[0] for name in chosen if name in shipped}):
         if find_spec(library) is None:
             left_out += [(name, f"{library} is not installed") for name in chosen if name.startswith(f"{library}/")]
@@ -94,7 +97,7 @@ def _contracts(wanted: Wanted, left_out: list[tuple[str, str]]) -> dict[str, tup
     for name in present:
         if name in shipped and name not in operators:
             left_out.append((name, "no code that it holds for is in the installed version; its check alone is tried"))
-    return {name: (contract, operators.get(name)) for name, contract in present.items()}
+    return {name: (contract, operators.get(name)) for name, contract in present.items()} | functions
 
 
 def _injected(wanted: Wanted) -> Iterator[Injected]:

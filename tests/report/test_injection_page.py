@@ -42,7 +42,7 @@ def test_a_cell_has_the_worst_verdict_the_count_and_the_gravest_outcome(page: Pa
         "values": "values ✗ 2 mutants: 1 missed, 1 caught by the intended rule; without a guard: 1 hung",
         "numbers": "numbers ≈ 1 mutants: 1 caught by another rule; without a guard: 1 silent",
         "other": "other ✓ 1 mutants: 1 caught by the intended rule; without a guard: 1 silent",
-        "not checked": "not checked ? 5",
+        "not checked": "not checked ? 6",
     }
 
 
@@ -91,7 +91,9 @@ def test_what_was_not_checked_stands_beside(page: Parsed) -> None:
         "Contracts left out, or tried in part: 2",
         "Rules that no call was found to break: 2",
         "lib/norm:bad: y.shape",
-        "Promises, which the operator keeps and no call breaks: 1",
+        "Capsules that do not replay to the same rule: 1",
+        "lib/norm:bad: result.shape: it breaks nothing",
+        "Capsules that tell of another element when they are replayed: 1",
         "Possibly too strict: without a guard nothing changed: 1",
         "Valid calls that the operator itself does not take, by error: 1",
     ):
@@ -105,12 +107,13 @@ def test_the_figures(page: Parsed) -> None:
         "by the intended rule8 of 11",
         "false alarms1 of 60 valid calls",
         "rules broken9 of 12",
+        "capsules that replay11 of 12, the largest of 900 bytes",
         "the mutants without a guard1 died, 1 hung, 4 silent, 1 obscure, 1 clear, 2 harmless, 1 not run",
         "only the rows with a finding (missed, caught by another rule, or a false alarm): 1 of 4",
     ):
         assert told in page.text
     wrong = [attributes for tag, attributes in page.tags if ("class", "wrong") in attributes]
-    assert len(wrong) == 2
+    assert len(wrong) == 3
 
 
 def test_without_findings_nothing_stands_out() -> None:
@@ -118,7 +121,7 @@ def test_without_findings_nothing_stands_out() -> None:
     document["cases"] = [case for case in document["cases"] if case["contract"] == GOOD]
     document["contracts"] = document["contracts"][:1]
     document["left_out"] = []
-    document["summary"] |= {"mutants": 5, "caught": 5, "false_alarms": 0}
+    document["summary"] |= {"mutants": 5, "caught": 5, "false_alarms": 0, "capsules_replayed": 12}
     page = Parsed(injection_page(document))
     assert "No row has a finding" in page.text
     assert "Contracts left out, or tried in part: none" in page.text

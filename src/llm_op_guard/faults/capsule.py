@@ -274,8 +274,8 @@ class _Search:
         return set(self._wanted).difference(judgement.broken)
 
     def _tells_of_another(self, judgement: Judgement) -> bool:
-        told = [_element_told(v.observed) for v in judgement.violations if v.rule_id == self._wanted[0]]
-        return bool(told) and told[0] != self._told
+        first = [v for v in judgement.violations if v.rule_id == self._wanted[0] and v.cost_class != "A"]
+        return bool(first) and _element_told(first[0].observed) != self._told
 
     def _besides(self, judgement: Judgement) -> set[str]:
         # Whatever tensors hold, rules about their shapes stay broken.
@@ -341,7 +341,8 @@ def retried(violation: Violation, contract: Contract) -> Replayed:
         again = replay(read(text), contract).judgement
     except CapsuleError as error:
         return Replayed(rule, len(text), str(error))
-    told = [_element_told(other.observed) for other in again.violations if other.rule_id == rule]
-    if not told:
+    if rule not in again.broken:
         return Replayed(rule, len(text), f"it breaks {', '.join(again.broken) or 'nothing'}")
-    return Replayed(rule, len(text), elsewhere=told[0] != _element_told(violation.observed))
+    told = {_element_told(other.observed) for other in again.violations if other.rule_id == rule}
+    about_values = violation.cost_class != "A"
+    return Replayed(rule, len(text), elsewhere=about_values and _element_told(violation.observed) not in told)
