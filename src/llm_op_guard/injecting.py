@@ -135,7 +135,7 @@ def _show(out: Terminal, results: list[Injected], left_out: Sequence[tuple[str, 
 
 
 def _write(results: list[Injected], left_out: Sequence[tuple[str, str]], wanted: Wanted) -> None:
-    document = report.document(results, left_out, wanted.seed)
+    document = report.document(results, left_out, seed=wanted.seed, valid=wanted.valid)
     texts = {
         wanted.json_file: json.dumps(document, indent=1) + "\n",
         wanted.junit_file: report.junit(results),

@@ -81,6 +81,7 @@ def injected() -> dict[str, Any]:
             "capsules_over_2_kb": 0,
         },
         "seed": 7,
+        "valid": 20,
         "contracts": [
             contract(good),
             contract(

@@ -71,13 +71,23 @@ def test_a_cell_opens_the_calls_worst_first(page: Parsed) -> None:
         "breaks within(x, 0, 4) by: element -1x=float32[2] made by element -1"
         "without a guardit hungno result after 20 s"
         "with its guardmissed"
-        "case id-element -1"
+        "again: llm-op-guard inject lib/norm:bad --seed 7 --valid 20 --case id-element -1"
         "breaks within(x, 0, 4) by: element 4x=float32[2] made by element 4"
         "without a guardno error, another resultoff by 2"
         "with its guardcaught by the intended ruletold of element 4"
-        "case id-element 4"
+        "again: llm-op-guard inject lib/norm:bad --seed 7 --valid 20 --case id-element 4"
     )
     assert page.opened_by(BAD, "false alarms").endswith("a valid call was stoppedx=float32[0]bad: x is empty")
+
+
+def test_a_long_call_has_a_line_for_each_argument() -> None:
+    document = injected()
+    call = {"q": 1, "rest": 2, "n": 3}
+    text = "q=float32[2, 4, 7, 16] of 1, 2, 3, 4, rest=Module(n=4, q_proj=float32[16, 16], eps=1e-06), n=3"
+    for entry in document["cases"]:
+        entry |= {"call": text, "arguments": {"arguments": call}}
+    page = injection_page(document)
+    assert "q=float32[2, 4, 7, 16] of 1, 2, 3, 4,\nrest=Module(n=4, q_proj=float32[16, 16], eps=1e-06),\nn=3" in page
 
 
 def test_what_was_not_checked_stands_beside(page: Parsed) -> None:
@@ -109,7 +119,8 @@ def test_the_figures(page: Parsed) -> None:
         "rules broken9 of 12",
         "capsules that replay11 of 12, the largest of 900 bytes",
         "the mutants without a guard1 died, 1 hung, 4 silent, 1 obscure, 1 clear, 2 harmless, 1 not run",
-        "only the rows with a finding (missed, caught by another rule, or a false alarm): 1 of 4",
+        "only the rows with a finding (missed, caught by another rule, a false alarm, or a capsule that does not "
+        "replay): 1 of 4",
     ):
         assert told in page.text
     wrong = [attributes for tag, attributes in page.tags if ("class", "wrong") in attributes]
@@ -131,7 +142,9 @@ def test_without_findings_nothing_stands_out() -> None:
 
 def test_an_empty_document_is_a_page() -> None:
     empty = dict.fromkeys(injected()["summary"], 0)
-    page = Parsed(injection_page({"summary": empty, "seed": 0, "contracts": [], "left_out": [], "cases": []}))
+    page = Parsed(
+        injection_page({"summary": empty, "seed": 0, "valid": 1, "contracts": [], "left_out": [], "cases": []})
+    )
     assert "mutants caught0 of 0" in page.text and len(page.rows) == 1
 
 

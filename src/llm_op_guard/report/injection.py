@@ -12,11 +12,14 @@ from llm_op_guard.report.overview import render_table
 _KINDS = ("clear error", "obscure error", "silent", "harmless", "died", "hung", "not run")
 
 
-def document(results: Sequence[Injected], left_out: Sequence[tuple[str, str]], seed: int) -> dict[str, Any]:
-    """Everything that was found as JSON-ready data."""
+def document(
+    results: Sequence[Injected], left_out: Sequence[tuple[str, str]], *, seed: int, valid: int
+) -> dict[str, Any]:
+    """Everything that was found as JSON-ready data; from `seed` and the number of `valid` calls all of it is made."""
     return {
         "summary": summary(list(results)),
         "seed": seed,
+        "valid": valid,
         "contracts": [result.to_dict() for result in results],
         "left_out": [{"contract": name, "reason": reason} for name, reason in left_out],
         "cases": [case.to_dict() for result in results for case in result.cases],

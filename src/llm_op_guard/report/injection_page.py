@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -45,6 +46,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "items": ("one item fewer", "one item more", "other items"),
     "batch": ("empty batch", "doubled batch"),
     "several": ("several changes",),
+    "results": ("result: ",),
 }
 OTHER_KINDS = "other"
 _ALARMS, _OPEN = "false alarms", "not checked"
@@ -61,7 +63,9 @@ _UNGUARDED = {
     "not run": ("not run", "not run"),
 }
 _NOT_RUN = "not run"
+_LONG_CALL = 80
 _GRAVE = ("died", "hung", "silent")
+_A_FINDING = "missed, caught by another rule, a false alarm, or a capsule that does not replay"
 _FINDINGS = ("missed", "other", "alarm")
 _LEGEND = {
     "missed": "missed: the guard let a broken call pass; as a false alarm: it stopped a valid one",
@@ -87,8 +91,10 @@ def injection_page(document: Mapping[str, Any]) -> str:
     """The page; `document` is what `llm-op-guard inject --json` writes."""
     summary, contracts = document["summary"], document["contracts"]
     cases: dict[str, list[Mapping[str, Any]]] = {contract["contract"]: [] for contract in contracts}
+    again = f"--seed {document['seed']} --valid {document['valid']} --case"
     for case in document["cases"]:
-        cases[case["contract"]].append(case)
+        command = f"llm-op-guard inject {case['contract']} {again} {case['id']}"
+        cases[case["contract"]].append({**case, "command": command})
     rows = [_row(contract, cases[contract["contract"]]) for contract in contracts]
     left_out = [(entry["contract"], entry["reason"]) for entry in document["left_out"]]
     rows += [Row(name, {}, reason=f"left out: {reason}") for name, reason in left_out if name not in cases]
@@ -97,7 +103,7 @@ def injection_page(document: Mapping[str, Any]) -> str:
     return page(
         f"Injection: {counted(len(contracts), 'contract')}, seed {document['seed']}",
         beside(_checked(summary, document["cases"]), _unchecked(contracts, left_out)),
-        matrix("contract", columns, rows, "missed, caught by another rule, or a false alarm", _LEGEND),
+        matrix("contract", columns, rows, _A_FINDING, _LEGEND),
     )
 
 
@@ -164,13 +170,21 @@ def _case(case: Mapping[str, Any]) -> Node:
     return element(
         "article",
         element("h3", "breaks ", element("code", case["rule"]), f" by: {case['kind']}"),
-        element("pre", case["call"]),
+        element("pre", _call(case)),
         beside(
             side("without a guard", badge(look, said), element("p", case["unguarded"]["text"])),
             side("with its guard", badge(_look(case), case["guarded"]), element("p", case["message"])),
         ),
-        element("p", f"case {case['id']}", class_="faint"),
+        element("p", "again: ", element("code", case["command"]), class_="faint"),
     )
+
+
+def _call(case: Mapping[str, Any]) -> str:
+    """The call; where it is long, with a line for each argument."""
+    text, names = str(case["call"]), case["arguments"].get("arguments", {})
+    if len(text) <= _LONG_CALL or not names:
+        return text
+    return re.sub(rf", (?=(?:{'|'.join(map(re.escape, names))})=)", ",\n", text)
 
 
 def _valid_calls(contract: Mapping[str, Any]) -> Cell:
