@@ -125,7 +125,7 @@ def _add_proof(commands: Any) -> None:
     """The commands that make calls: `inject` and `replay`."""
     command = commands.add_parser("inject", help="calls made from contracts, valid and broken, with guards and without")
     command.add_argument(
-        "target", metavar="TARGET", nargs="?", help="a shipped contract, a FILE, FILE:OPERATOR, or MODULE:FUNCTION"
+        "targets", metavar="TARGET", nargs="*", help="a shipped contract, a FILE, FILE:OPERATOR, or MODULE:FUNCTION"
     )
     command.add_argument("--all", dest="every", action="store_true", help="every shipped contract")
     command.add_argument("--seed", type=int, default=0, help="what all calls are made from (default: %(default)s)")
@@ -206,7 +206,7 @@ def _contracts(arguments: argparse.Namespace) -> int:
 
 def _inject(arguments: argparse.Namespace) -> int:
     wanted = injecting.Wanted(
-        arguments.target,
+        tuple(arguments.targets),
         every=arguments.every,
         seed=arguments.seed,
         case=arguments.case,
