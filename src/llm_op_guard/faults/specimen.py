@@ -28,7 +28,7 @@ _MOST_CONTENTS = 64
 Variants = Callable[[Any, Mapping[str, Any]], Iterator[None]]
 
 
-class Unmade(Exception):
+class Unmade(Exception):  # noqa: N818 - it is no error: there is just nothing to run
     """No real arguments are like those of a call; the text says which are not."""
 
 
@@ -94,8 +94,8 @@ class _Over:
             case ObjectSpec() if _has_attributes(real):
                 return self._object(real, spec, seen, where)
             case SequenceSpec(kind=kind, items=items) if type(real) in (tuple, list):
-                known = seen.items if isinstance(seen, SequenceSpec) else ()
-                parts = [self._item(real, index, part, known, where) for index, part in enumerate(items)]
+                held = seen.items if isinstance(seen, SequenceSpec) else ()
+                parts = [self._item(real, index, part, held, where) for index, part in enumerate(items)]
                 return tuple(parts) if kind == "tuple" else parts
             case MappingSpec(items=pairs) if type(real) is dict:
                 known = dict(seen.items) if isinstance(seen, MappingSpec) else {}

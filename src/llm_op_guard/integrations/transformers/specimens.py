@@ -7,6 +7,7 @@ another version of the library lacks raises what it raises there.
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
@@ -17,7 +18,8 @@ BATCH, TOKENS, PAST, WIDTH, HEADS, VOCABULARY = 2, 3, 2, 16, 2, 16
 HEAD = WIDTH // HEADS
 
 Arguments = dict[str, Any]
-Maker = Callable[[Callable[..., Any], type], Arguments]
+# Takes the operator, and the class whose method it is; for functions there is none, and none is looked at.
+Maker = Callable[[Callable[..., Any], Any], Arguments]
 
 
 def specimen(contract: str, function: Callable[..., Any], owner: type | None) -> Callable[[], Arguments] | None:
@@ -28,7 +30,7 @@ def specimen(contract: str, function: Callable[..., Any], owner: type | None) ->
         return None
 
     def made() -> Arguments:
-        given = make(function, owner)  # type: ignore[arg-type] - those for functions do not look
+        given = make(function, owner)
         names = inspect.signature(function).parameters
         return {name: value for name, value in given.items() if name in names}
 
@@ -63,6 +65,11 @@ def _states(tokens: int = TOKENS, heads: int = HEADS) -> Any:
 # ---------------------------------------------------------------- objects
 
 
+def _named(name: str, module: str = "transformers") -> Any:
+    """A class of the library."""
+    return getattr(importlib.import_module(module), name)
+
+
 def _constructed(cls: type, told: Mapping[str, Any]) -> Any:
     """An object of a class whose parameters are told by name; those of no known name keep their defaults."""
     names = inspect.signature(cls).parameters
@@ -71,22 +78,17 @@ def _constructed(cls: type, told: Mapping[str, Any]) -> Any:
 
 def _llama(kind: str, heads: int = HEADS, groups: int = 1) -> Any:
     """A module of Llama: a model, or an attention without caches."""
-    from transformers import LlamaConfig  # noqa: PLC0415
-    from transformers.models.llama import modeling_llama  # noqa: PLC0415
-
-    config = LlamaConfig(
+    config = _named("LlamaConfig")(
         vocab_size=VOCABULARY, hidden_size=heads * HEAD, intermediate_size=WIDTH, num_hidden_layers=1,
         num_attention_heads=heads, num_key_value_heads=heads // groups, max_position_embeddings=32,
         attn_implementation="eager", pad_token_id=0, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
     arguments = {"layer_idx": 0} if kind == "LlamaAttention" else {}
-    return getattr(modeling_llama, kind)(config, **arguments).eval()
+    return _named(kind, "transformers.models.llama.modeling_llama")(config, **arguments).eval()
 
 
 def _filled(layers: int = 1, tokens: int = PAST) -> Any:
-    from transformers import DynamicCache  # noqa: PLC0415
-
-    cache = DynamicCache()
+    cache = _named("DynamicCache")()
     for layer in range(layers):
         cache.update(_states(tokens), _states(tokens), layer)
     return cache
@@ -158,25 +160,19 @@ def _flash(*_: Any) -> Arguments:
 
 
 def _vjepa(_: Callable[..., Any], owner: type) -> Arguments:
-    from transformers import VJEPA2Config  # noqa: PLC0415
-
-    attention = owner(VJEPA2Config(), hidden_size=HEADS * 24, num_attention_heads=HEADS)
+    attention = owner(_named("VJEPA2Config")(), hidden_size=HEADS * 24, num_attention_heads=HEADS)
     return {"self": attention, "qk": _noise(BATCH, HEADS, 4, 24), "pos_ids": tuple(_ids(4) for _ in range(3))}
 
 
 def _seamless(_: Callable[..., Any], owner: type) -> Arguments:
-    from transformers import SeamlessM4TConfig  # noqa: PLC0415
-
-    config = SeamlessM4TConfig(hidden_size=WIDTH, speech_encoder_attention_heads=HEADS)
+    config = _named("SeamlessM4TConfig")(hidden_size=WIDTH, speech_encoder_attention_heads=HEADS)
     table = _noise(2, TOKENS, 1, 1, HEAD)
     return {"self": owner(config), "hidden_states": _noise(BATCH, TOKENS, WIDTH),
             "relative_position_embeddings": table}  # fmt: skip
 
 
 def _gpt_neox(_: Callable[..., Any], owner: type) -> Arguments:
-    from transformers import GPTNeoXConfig  # noqa: PLC0415
-
-    config = GPTNeoXConfig(hidden_size=WIDTH, num_attention_heads=HEADS, attn_implementation="eager")
+    config = _named("GPTNeoXConfig")(hidden_size=WIDTH, num_attention_heads=HEADS, attn_implementation="eager")
     attention = owner(config, layer_idx=0).eval()
     table = _noise(BATCH, TOKENS, attention.rotary_ndims)
     return {"self": attention, "hidden_states": _noise(BATCH, TOKENS, WIDTH), "attention_mask": None,
@@ -223,9 +219,7 @@ def _mask_of_encoder(*_: Any) -> Arguments:
 
 
 def _bert(_: Callable[..., Any], owner: type) -> Arguments:
-    from transformers import BertConfig  # noqa: PLC0415
-
-    config = BertConfig(vocab_size=VOCABULARY, hidden_size=WIDTH, max_position_embeddings=32)
+    config = _named("BertConfig")(vocab_size=VOCABULARY, hidden_size=WIDTH, max_position_embeddings=32)
     return {"self": owner(config).eval(), "input_ids": _ids(BATCH, TOKENS)}
 
 
@@ -244,9 +238,7 @@ def _decoder(*_: Any) -> Arguments:
 
 
 def _gpt2(_: Callable[..., Any], owner: type) -> Arguments:
-    from transformers import GPT2Config  # noqa: PLC0415
-
-    config = GPT2Config(
+    config = _named("GPT2Config")(
         vocab_size=VOCABULARY,
         n_embd=WIDTH,
         n_head=HEADS,
@@ -285,7 +277,7 @@ def _router(_: Callable[..., Any], owner: type) -> Arguments:
 # ---------------------------------------------------------------- logits
 
 
-def _processor(function: Callable[..., Any], owner: type) -> Arguments:
+def _processor(_: Callable[..., Any], owner: type) -> Arguments:
     whisper = SimpleNamespace(
         no_timestamps_token_id=8, eos_token_id=7, bos_token_id=6, max_initial_timestamp_index=None
     )
@@ -308,9 +300,7 @@ def _processor(function: Callable[..., Any], owner: type) -> Arguments:
 
 
 def _processors(_: Callable[..., Any], owner: type) -> Arguments:
-    from transformers import TemperatureLogitsWarper  # noqa: PLC0415
-
-    return {"self": owner([TemperatureLogitsWarper(0.7)]), "input_ids": _ids(BATCH, TOKENS),
+    return {"self": owner([_named("TemperatureLogitsWarper")(0.7)]), "input_ids": _ids(BATCH, TOKENS),
             "scores": _noise(BATCH, VOCABULARY), "kwargs": {}}  # fmt: skip
 
 
@@ -383,8 +373,9 @@ def variants(owner: Any, wanted: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _caches(cache: Any, wanted: Mapping[str, Any]) -> Iterator[None]:
-    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer  # noqa: PLC0415
-
+    growing, sliding = (
+        _named(name, "transformers.cache_utils") for name in ("DynamicLayer", "DynamicSlidingWindowLayer")
+    )
     length, capacity = wanted.get("cache_length()", PAST), wanted.get("cache_capacity()")
     used = wanted.get("cache_layers_in_use()", 1 if length else 0)
     many = wanted.get("cache_layers()", used)
@@ -394,7 +385,7 @@ def _caches(cache: Any, wanted: Mapping[str, Any]) -> Iterator[None]:
         [capacity] if capacity is not None else [None, *(key[13:-1] for key in wanted if key[:13] == "mask_columns(")]
     )
     for window in room:
-        layers = [DynamicLayer() if window is None else DynamicSlidingWindowLayer(int(window)) for _ in range(many)]
+        layers = [growing() if window is None else sliding(int(window)) for _ in range(many)]
         for layer in layers[:used]:
             layer.update(_states(length), _states(length))
         cache.layers = layers
