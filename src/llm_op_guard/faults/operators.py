@@ -135,15 +135,17 @@ def _modules(library: Library) -> Iterator[ModuleType]:
             continue
 
 
-_FIRST = ("llama", "bert", "gpt2", "gemma3", "mixtral", "t5", "gpt_neox", "qwen2_vl", "deepseek_v3", "mamba2")
+_FIRST = (
+    "models.llama", "generation", "integrations", "models.bert", "models.gpt2", "models.gemma3", "models.mixtral",
+    "models.t5", "models.gpt_neox", "models.qwen2_vl", "models.deepseek_v3", "models.mamba2",
+)  # fmt: skip
 
 
 def _names(root: ModuleType, library: Library) -> Iterator[str]:
     """The modules that may hold operators; of models those first that most others are copies of."""
     yield from filter(library.wants, (f"{root.__name__}.nn.functional", *_within(root.__name__)))
     models = [name.rpartition(".")[2] for name in _within(f"{root.__name__}.models")]
-    ordered = dict.fromkeys([f"models.{name}" for name in _FIRST] + ["integrations", "generation"])
-    for part in ordered | dict.fromkeys(f"models.{name}" for name in models):
+    for part in dict.fromkeys((*_FIRST, *(f"models.{name}" for name in models))):
         yield from filter(library.wants, _within(f"{root.__name__}.{part}"))
 
 
