@@ -111,10 +111,14 @@ _NORM_SHAPES = {
 
 
 def _norm(function: Callable[..., Any], owner: type, shape: tuple[int, ...] = (BATCH, TOKENS, WIDTH)) -> Arguments:
+    import torch  # noqa: PLC0415
+
     first, *inputs = inspect.signature(function).parameters
     # A class that names no sizes hands them on to that of torch which it is made from.
     named = (_NORM_SIZES.keys() & inspect.signature(cls).parameters.keys() for cls in owner.__mro__[:-1])
     norm = owner(**{name: _NORM_SIZES[name] for name in next(filter(None, named), ())})
+    for weight in norm.parameters():  # ones hide what happens to a weight
+        torch.nn.init.normal_(weight)
     return {first: norm, **{name: _noise(*shape) for name in inputs if name != "quant_states"}}
 
 
@@ -157,6 +161,53 @@ def _flash(*_: Any) -> Arguments:
 
 
 # ---------------------------------------------------------------- rotary embeddings
+
+
+def _rotated(contract: str) -> Maker:
+    """q, k and the like, and tables."""
+
+    def made(*_: Any) -> Arguments:
+        given: Arguments = {name: _noise(*shape) for name, shape in _ROTARY[contract].items()}
+        if "position_ids" in given:
+            given["position_ids"] = _ids(BATCH, TOKENS)
+        options = {"unsqueeze_dim": 1, "num_k_exclude_rope": 0, "repeat_freqs_k": 1}
+        return options | given
+
+    return made
+
+
+_Q, _K, _TABLE, _HALF = (BATCH, 4, TOKENS, HEAD), (BATCH, 2, TOKENS, HEAD), (BATCH, TOKENS, HEAD), (BATCH, TOKENS, 4)
+_PATCHES, _PLACES = (TOKENS, HEADS, HEAD), (TOKENS, HEAD)
+_ROTARY: dict[str, dict[str, tuple[int, ...]]] = {
+    "rope:apply_rotary_pos_emb": {"q": _Q, "k": _K, "cos": _TABLE, "sin": _TABLE},
+    "rope:apply_rotary_pos_emb_keys_optional": {"q": _Q, "k": _K, "cos": _TABLE, "sin": _TABLE},
+    "rope:apply_rotary_pos_emb_as_matrices": {"q": _Q, "k": _K, "cos": _TABLE, "sin": _TABLE},
+    "rope:apply_partial_rotary_pos_emb": {"q": _Q, "k": _K, "cos": _HALF, "sin": _HALF},
+    "rope:apply_partial_rotary_pos_emb_keys_optional": {"q": _Q, "k": _K, "cos": _HALF, "sin": _HALF},
+    "rope:apply_rotary_pos_emb_half_table": {"q": _Q, "k": _K, "cos": _HALF, "sin": _HALF},
+    "rope:apply_rotary_pos_emb_of_tensor": {"tensor": (BATCH, TOKENS, HEADS, HEAD), "cos": _HALF, "sin": _HALF},
+    "rope:apply_rotary_pos_emb_of_x": {"x": _Q, "cos": _TABLE, "sin": _TABLE},
+    "rope:apply_rotary_pos_emb_to_tail": {"x": _Q, "cos": (BATCH, TOKENS, 2), "sin": (BATCH, TOKENS, 2)},
+    "rope:apply_rotary_pos_emb_to_last_queries": {
+        "q": (BATCH, 4, 2, HEAD), "k": _K, "cos": _TABLE, "sin": _TABLE,
+    },
+    "rope:apply_rotary_pos_emb_at_positions": {
+        "q": _K, "k": _K, "v": _K, "cos": (VOCABULARY, HEAD), "sin": (VOCABULARY, HEAD), "position_ids": (),
+    },
+    "rope:apply_rotary_time_emb": {"hidden_states": _TABLE, "cos": _TABLE, "sin": _TABLE},
+    "rope_vision:apply_rotary_pos_emb_vision": {"q": _PATCHES, "k": _PATCHES, "cos": _PLACES, "sin": _PLACES},
+    "rope_vision:apply_partial_rotary_pos_emb_vision": {
+        "q": _PATCHES, "k": _PATCHES, "cos": (TOKENS, 4), "sin": (TOKENS, 4),
+    },
+    "rope_vision:apply_rotary_pos_emb_to_patches": {
+        "q": (BATCH, HEADS, 1 + TOKENS, HEAD), "k": (BATCH, HEADS, 1 + TOKENS, HEAD), "cos": _PLACES, "sin": _PLACES,
+    },
+    "rope_vision:apply_rotary_pos_emb_2d": {"q": _K, "k": _K, "cos": _PLACES, "sin": _PLACES},
+    "rope_vision:apply_rotary_pos_emb_2d_to_memory": {"q": _K, "k": _K, "cos": _PLACES, "sin": _PLACES},
+    "rope_vision:apply_rotary_pos_emb_2d_cross_attn": {
+        "q": _K, "k": (BATCH, HEADS, 4, HEAD), "cos": _PLACES, "sin": _PLACES, "cos_k": (4, HEAD), "sin_k": (4, HEAD),
+    },
+}  # fmt: skip
 
 
 def _vjepa(_: Callable[..., Any], owner: type) -> Arguments:
@@ -318,6 +369,7 @@ def _guided(function: Callable[..., Any], owner: type) -> Arguments:
 _BY_PART: dict[str, Maker] = {"norm": _norm, "logits": _processor}
 _BY_CONTRACT: dict[str, Maker] = {
     **{contract: _shaped(shape) for contract, shape in _NORM_SHAPES.items()},
+    **{contract: _rotated(contract) for contract in _ROTARY},
     "norm:affine_layer_norm": _norm_of_heads,
     "norm:layer_norm_per_head": _norm_per_head,
     "norm:query_key_norm": _query_key_norm,
@@ -399,7 +451,7 @@ _MOST = 1024
 def _models(model: Any, wanted: Mapping[str, Any]) -> Iterator[None]:
     import torch  # noqa: PLC0415
 
-    numbers = {key: value for key, value in wanted.items() if type(value) is int and 0 < value <= _MOST}
+    numbers = {key: int(value) for key, value in wanted.items() if isinstance(value, int) and 0 <= value <= _MOST}
     inner = model
     for name in ("model", "transformer"):
         inner = getattr(inner, name, inner)
@@ -407,7 +459,9 @@ def _models(model: Any, wanted: Mapping[str, Any]) -> Iterator[None]:
     for name in ("embed_tokens", "wte", "word_embeddings"):
         table = getattr(inner, name, None)
         if table is not None and (rows is not None or columns is not None):
-            setattr(inner, name, torch.nn.Embedding(rows or table.num_embeddings, columns or table.embedding_dim))
+            rows = table.num_embeddings if rows is None else rows
+            columns = table.embedding_dim if columns is None else columns
+            setattr(inner, name, torch.nn.Embedding(rows, columns))
             yield
     places = numbers.get("position_rows()")
     if places is not None and hasattr(inner, "wpe"):
@@ -415,5 +469,6 @@ def _models(model: Any, wanted: Mapping[str, Any]) -> Iterator[None]:
         yield
     layers = numbers.get("decoder_layers()")
     if layers is not None and hasattr(inner, "layers"):
+        inner.config.num_hidden_layers = layers
         inner.layers = torch.nn.ModuleList(copy.deepcopy(inner.layers[0]) for _ in range(layers))
         yield
