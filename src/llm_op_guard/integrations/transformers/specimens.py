@@ -311,8 +311,14 @@ def _causal_lm(*_: Any) -> Arguments:
 
 
 def _generate(*_: Any) -> Arguments:
+    model = _llama("LlamaForCausalLM")
     options = {"attention_mask": _ones(BATCH, TOKENS), "max_new_tokens": 2, "do_sample": False}
-    return {"self": _llama("LlamaForCausalLM"), "inputs": _ids(BATCH, TOKENS), "kwargs": options}
+    return {
+        "self": model,
+        "inputs": _ids(BATCH, TOKENS),
+        "generation_config": copy.deepcopy(model.generation_config),
+        "kwargs": options,
+    }
 
 
 def _router(_: Callable[..., Any], owner: type) -> Arguments:
