@@ -157,7 +157,9 @@ def _attention(groups: int) -> Maker:
 
 
 def _flash(*_: Any) -> Arguments:
-    return {**_attention(2)(*_), "attention_mask": _ones(BATCH, PAST + TOKENS), "is_causal": True}
+    given = {**_attention(2)(*_), "attention_mask": _ones(BATCH, PAST + TOKENS), "is_causal": True}
+    given["module"].config._attn_implementation_internal = "flash_attention_2"
+    return given
 
 
 # ---------------------------------------------------------------- rotary embeddings
