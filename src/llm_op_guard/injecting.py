@@ -97,7 +97,12 @@ def _contracts(wanted: Wanted, left_out: list[tuple[str, str]]) -> dict[str, tup
     for name in present:
         if name in shipped and name not in operators:
             left_out.append((name, "no code that it holds for is in the installed version; its check alone is tried"))
-    return {name: (contract, operators.get(name)) for name, contract in present.items()} | functions
+    return {name: _with_operator(contract, operators.get(name)) for name, contract in present.items()} | functions
+
+
+def _with_operator(contract: Contract, operator: Operator | None) -> tuple[Contract, Operator | None]:
+    """A contract, in the names of the operator that it holds for."""
+    return (contract if operator is None or operator.contract is None else operator.contract), operator
 
 
 def _injected(wanted: Wanted) -> Iterator[Injected]:

@@ -12,7 +12,7 @@ from llm_op_guard.errors import GuardError
 from llm_op_guard.faults.build import build
 from llm_op_guard.faults.capsule import TWO_KILOBYTES, Replayed, retried
 from llm_op_guard.faults.ingredients import ingredients
-from llm_op_guard.faults.judge import Judgement
+from llm_op_guard.faults.judge import Judgement, judge
 from llm_op_guard.faults.mutants import Mutant, breakable, mutants
 from llm_op_guard.faults.operators import Operator
 from llm_op_guard.faults.outcome import EMPTY, Outcome, Trial, outcomes
@@ -191,14 +191,20 @@ def inject(
     checked = Checked(contract)
     right = valid_calls(made_of, seed, valid)
     refused: dict[str, int] = {}
+    running = right
     if operator is not None:
-        right, refused = _runnable_first(operator, right)
+        right, running, refused = _runnable_first(operator, [*_specimens(contract, operator), *right])
     late = returned(contract, right, seed)
     alarms = []
     for judgement in (*right, *late.kept):
         for violation in checked(judgement.call)[:1]:
             alarms.append(FalseAlarm(name, str(judgement.call), violation.summary))
-    made = {**mutants(made_of, right, seed), **late.broken}
+    # Of a mutant more is learnt where its origin runs.
+    made = mutants(made_of, running, seed)
+    if running != right and not all(made.values()):
+        others = mutants(made_of, right, seed)
+        made = {rule: kinds or others[rule] for rule, kinds in made.items()}
+    made |= late.broken
     chosen = [mutant for kinds in made.values() for mutant in kinds if case is None or mutant.id == case]
     arguments = {rule.id: _argument(contract, rule.id) for rule in breakable(contract)}
     trials = [Trial(m.call, m.origin, arguments[m.rule]) for m in chosen if m.call.entry is None]
@@ -224,8 +230,10 @@ def inject(
     )
 
 
-def _runnable_first(operator: Operator, valid: list[Judgement]) -> tuple[list[Judgement], dict[str, int]]:
-    """Valid calls, those first that the operator takes; and the errors of the others, counted."""
+def _runnable_first(
+    operator: Operator, valid: list[Judgement]
+) -> tuple[list[Judgement], list[Judgement], dict[str, int]]:
+    """Valid calls, those first that the operator takes; those alone, if any; the errors of the others, counted."""
     found = list(outcomes(operator, [Trial(judgement.call, judgement.call, "") for judgement in valid]))
     refused: dict[str, int] = {}
     for outcome in found:
@@ -233,7 +241,15 @@ def _runnable_first(operator: Operator, valid: list[Judgement]) -> tuple[list[Ju
             refused[outcome.text] = refused.get(outcome.text, 0) + 1
     # What comes to nothing shows no difference.
     order = sorted(range(len(valid)), key=lambda n: (found[n].kind not in _TAKEN, found[n].text == EMPTY))
-    return [valid[number] for number in order], refused
+    ordered = [valid[number] for number in order]
+    return ordered, ordered[: len(valid) - sum(refused.values())] or ordered, refused
+
+
+def _specimens(contract: Contract, operator: Operator) -> list[Judgement]:
+    """The call of the operator's specimen, where the contract has nothing against it."""
+    call = operator.specimen_call()[0]
+    judgement = None if call is None else judge(contract, call)
+    return [] if judgement is None or judgement.broken else [judgement]
 
 
 def _nowhere(count: int) -> Iterator[Outcome]:
