@@ -101,7 +101,7 @@ def every_kind(valid: list[Judgement], valid_lengths: list[Judgement]) -> dict[s
     found: dict[str, set[str]] = {}
     for calls in (valid, valid_lengths):
         made_of = ingredients(calls[0].contract)
-        for number, judgement in enumerate(calls[:3]):
+        for number, judgement in enumerate(calls[:8]):
             for edit in all_edits(made_of, judgement, calls[number + 1 : number + 8]):
                 for rule in broken_by(edit, judgement):
                     found.setdefault(rule, set()).add(edit.kind)

@@ -10,8 +10,10 @@ from typing import Any
 
 from llm_op_guard.contract.model import Clause, Condition, Contract, Declare, Require
 from llm_op_guard.faults.build import build
+from llm_op_guard.faults.entry import known_again
 from llm_op_guard.guard.bind import Bindings
 from llm_op_guard.guard.call import Call
+from llm_op_guard.guard.capture import Known
 from llm_op_guard.guard.explain import Explanation
 from llm_op_guard.guard.reading import INAPPLICABLE, Broken
 from llm_op_guard.guard.violation import Violation
@@ -19,12 +21,13 @@ from llm_op_guard.guard.violation import Violation
 
 @dataclass(frozen=True)
 class Judgement:
-    """A call, the arguments that were made of it, and what `explain` says of them before the call."""
+    """A call, the arguments that were made of it, and what `explain` says of them: before it, or of its result."""
 
     contract: Contract
     call: Call
     arguments: dict[str, Any]
     explanation: Explanation
+    before: Known | None = None
 
     @cached_property
     def broken(self) -> tuple[str, ...]:
@@ -103,7 +106,11 @@ class Judgement:
 def judge(contract: Contract, call: Call) -> Judgement | None:
     """What the contract says of a call; None for a call that cannot be made on this machine."""
     try:
-        arguments = build(call)
+        arguments, before = build(call), known_again(contract, call)
     except (RuntimeError, ValueError, TypeError, OverflowError, MemoryError, AttributeError, AssertionError):
         return None
-    return Judgement(contract, call, arguments, Explanation(contract, arguments))
+    if before is None:
+        return Judgement(contract, call, arguments, Explanation(contract, arguments))
+    names, tensors = before
+    found = Explanation(contract, arguments, after_call=True, known=names, at_entry=tensors)
+    return Judgement(contract, call, arguments, found, before)

@@ -41,7 +41,7 @@ def counted(x: Any, value: Any) -> Located | None:
 def falling(x: Any) -> Located | None:
     """The first element that is not at least the one before, and the one before."""
     falls = plain.falling(x)
-    if (index := _first(falls)) is None:
+    if (index := first_true(falls)) is None:
         return None
     pair = (_at("x", x, (*index[:-1], index[-1] + 1)), _at("x", x, index))
     return Located(pair, int(falls.sum()), x.numel())
@@ -78,7 +78,7 @@ def unequal(a: Any, b: Any, where: Any = None) -> Located | None:
     if a.shape != b.shape or a.device != b.device:
         return None
     differ = plain.unequal(a, b, where)
-    if (index := _first(differ)) is None:
+    if (index := first_true(differ)) is None:
         return None
     total = a.numel() if where is None else int(plain.compared(a, where).sum())
     return Located((_at("a", a, index), _at("b", b, index)), int(differ.sum()), total)
@@ -131,12 +131,12 @@ LOCATORS: dict[str, Locator] = {name: unseen(locator) for name, locator in _OF.i
 
 
 def _element(x: Any, wanted: Any) -> Located | None:
-    index = _first(wanted)
+    index = first_true(wanted)
     return None if index is None else Located((_at("x", x, index),), int(wanted.sum()), x.numel())
 
 
 def _row(argument: str, rows: Any) -> Located | None:
-    index = _first(rows)
+    index = first_true(rows)
     return None if index is None else Located((Element(argument, index),), int(rows.sum()), rows.numel())
 
 
@@ -157,7 +157,7 @@ def _at(argument: str, x: Any, index: tuple[int, ...]) -> Element:
     return Element(argument, index, x.detach()[index].item())
 
 
-def _first(wanted: Any) -> tuple[int, ...] | None:
+def first_true(wanted: Any) -> tuple[int, ...] | None:
     """The index of the first true element, in row order."""
     if not wanted.any():
         return None
