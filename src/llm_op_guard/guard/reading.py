@@ -275,17 +275,15 @@ def require_readable(x: Any) -> None:
     That excludes meta, fake, functorch-wrapped, sparse, nested, quantised and subclassed tensors, anything while a
     program is traced or compiled, and CUDA tensors while their stream is captured into a graph.
     """
-    if not is_tensor(x):
-        raise NotApplicable
-    torch = sys.modules["torch"]
-    if type(x) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+    torch = sys.modules.get("torch")
+    if torch is None or type(x) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         raise NotApplicable
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         raise NotApplicable
     # Whoever watches or replaces operations (make_fx, fake tensors, counters) must not see ours.
     if torch._C._len_torch_dispatch_stack():
         raise NotApplicable
-    if x.layout != torch.strided or x.device.type == "meta" or x.is_nested or x.is_quantized:
+    if x.layout != torch.strided or x.is_meta or x.is_nested or x.is_quantized:
         raise NotApplicable
     if torch._C._functorch.is_functorch_wrapped_tensor(x):
         raise NotApplicable

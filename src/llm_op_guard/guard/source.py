@@ -73,6 +73,8 @@ class _CheckWriter:
                 blocks.append((step.clause.cost_class == "B" or step.clause.eager, (step.given, lines)))
         always = list(self._nested([block for untraced, block in blocks if not untraced]))
         untraced = list(self._nested([block for untraced, block in blocks if untraced]))
+        if self.plan.read_once:
+            untraced.insert(0, "_reads = {}")
         if self.plan.forgets and not self.plan.after_call:
             untraced.append(f"_tokens = {self._forgets()}")
         body = always + (["if not _tracing():", *indented(untraced)] if untraced else [])
