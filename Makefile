@@ -15,7 +15,7 @@ CONTRACTS := $(wildcard src/llm_op_guard/contracts/*/*.contract tests/yardstick/
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test browser zoo inject transformers-suites test-transformers-4 lint format types bench docs support support-check support-draft clean
+.PHONY: help demo test browser zoo inject transformers-suites test-transformers-4 lint format types bench bench-values docs support support-check support-draft clean
 help:
 	@echo "make demo    a tiny Llama with and without guards, then bad inputs side by side"
 	@echo "make test    the tests                           make zoo     every model type of Transformers, guarded and not"
@@ -23,6 +23,7 @@ help:
 	@echo "make lint    ruff, fmt and check of contracts   make format  apply what can be applied"
 	@echo "make browser the pages of reports in Chromium"
 	@echo "make types   mypy --strict                      make bench   the benchmarks"
+	@echo "make bench-values    what it costs to look at every element of a tensor"
 	@echo "make docs    write the generated parts anew     make clean   remove .venv and caches"
 	@echo "make test-transformers-4    the tests of the Transformers contracts with Transformers $(TRANSFORMERS_4)"
 	@echo "make transformers-suites    the test suites of Transformers $(TRANSFORMERS_5), guarded and not"
@@ -72,6 +73,9 @@ bench: $(READY)
 	@$(BIN)/python benchmarks/patching.py
 	@$(BIN)/python benchmarks/decode_step.py
 	@$(BIN)/python benchmarks/ledger.py
+
+bench-values: $(READY)
+	@$(BIN)/python benchmarks/values.py
 
 docs: $(READY)
 	@$(BIN)/python scripts/language_reference.py

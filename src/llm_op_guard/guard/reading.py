@@ -275,31 +275,57 @@ def require_readable(x: Any) -> None:
     That excludes meta, fake, functorch-wrapped, sparse, nested, quantised and subclassed tensors, anything while a
     program is traced or compiled, and CUDA tensors while their stream is captured into a graph.
     """
+    global _is_readable  # noqa: PLW0603 - made once torch is there; it is asked for every tensor whose values are read
+    if _is_readable is None:
+        _is_readable = _readable_test()
+    if not _is_readable(x):
+        raise NotApplicable
+
+
+_is_readable: Callable[[Any], bool] | None = None
+
+
+def _readable_test() -> Callable[[Any], bool] | None:
     torch = sys.modules.get("torch")
-    if torch is None or type(x) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-        raise NotApplicable
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-        raise NotApplicable
+    if torch is None:
+        raise NotApplicable  # there are no tensors yet
+    kinds = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+    strided, is_capturing = torch.strided, torch.cuda.is_current_stream_capturing
+    is_compiling, traces = torch.compiler.is_compiling, torch._C._get_tracing_state
     # Whoever watches or replaces operations (make_fx, fake tensors, counters) must not see ours.
-    if torch._C._len_torch_dispatch_stack():
-        raise NotApplicable
-    if x.layout != torch.strided or x.is_meta or x.is_nested or x.is_quantized:
-        raise NotApplicable
-    if torch._C._functorch.is_functorch_wrapped_tensor(x):
-        raise NotApplicable
-    if x.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise NotApplicable
+    modes, is_wrapped = torch._C._len_torch_dispatch_stack, torch._C._functorch.is_functorch_wrapped_tensor
+
+    def is_readable(x: Any) -> bool:
+        return (
+            type(x) in kinds
+            and not is_compiling()
+            and traces() is None
+            and not modes()
+            and x.layout is strided
+            and not (x.is_meta or x.is_nested or x.is_quantized)
+            and not is_wrapped(x)
+            and not (x.is_cuda and is_capturing())
+        )
+
+    return is_readable
 
 
 def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function, whose operations on tensors no TorchFunctionMode sees or replaces."""
 
+    is_watched: Callable[[], bool] | None = None
+
     @functools.wraps(function)
     def call(*arguments: Any, **keywords: Any) -> Any:
-        torch = sys.modules.get("torch")
-        if torch is None or not torch._C._is_torch_function_mode_enabled():
+        nonlocal is_watched
+        if is_watched is None:
+            torch = sys.modules.get("torch")
+            if torch is None:
+                return function(*arguments, **keywords)
+            is_watched = torch._C._is_torch_function_mode_enabled
+        if not is_watched():
             return function(*arguments, **keywords)
-        with torch._C.DisableTorchFunction():
+        with sys.modules["torch"]._C.DisableTorchFunction():
             return function(*arguments, **keywords)
 
     return call

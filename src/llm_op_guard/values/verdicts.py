@@ -20,15 +20,15 @@ from llm_op_guard.values.pieces import MOST_ELEMENTS, gathered, pieces
 def finite(x: Any, reads: Reads | None = None) -> bool:
     """As `plain.finite`. A sum that is finite has finite parts only, and nothing is read faster."""
     require_readable(x)
-    if not x.dtype.is_floating_point:
-        return _finite_parts(x) if x.dtype.is_complex else True
-    if x.numel() == 0:
-        return True
     if reads is None and x.dtype in _rarely_overflow():
         total = (x.detach() if x.requires_grad else x).sum().item()
         if total - total == 0:
             return True  # else it may have overflowed
-    low, high = _extremes(x, reads)
+    if not x.dtype.is_floating_point:
+        return _finite_parts(x) if x.dtype.is_complex else True
+    if x.numel() == 0:
+        return True
+    low, high = extremes(x, reads)
     return math.isfinite(low) and math.isfinite(high)
 
 
@@ -49,16 +49,15 @@ def _finite_parts(x: Any) -> bool:
 
 def within(x: Any, low: Any, high: Any, allow: Any = (), reads: Reads | None = None) -> bool:
     """As `plain.within`: element by element only where an extreme may be a sentinel."""
+    require_readable(x)
+    if x.numel():
+        lowest_one, highest_one = extremes(x, reads)
+        if low <= lowest_one and highest_one < high:
+            return True
     sentinels = allow if isinstance(allow, tuple) else (allow,)
-    if not all(isinstance(number, int | float) for number in (low, high, *sentinels)):
+    if x.dtype.is_complex or not all(isinstance(number, int | float) for number in (low, high, *sentinels)):
         raise NotApplicable
-    _require_ordered(x)
-    if x.numel() == 0:
-        return True
-    lowest_one, highest_one = _extremes(x, reads)
-    if x.dtype.is_floating_point:
-        low, high = float(low), float(high)
-    if low <= lowest_one and highest_one < high:
+    if not x.numel():
         return True
     if not sentinels or lowest_one != lowest_one:
         return False
@@ -85,14 +84,7 @@ def _of_elements(x: Any, reads: Reads | None) -> tuple[Any, Any]:
     require_readable(x)
     if x.numel() == 0:
         raise NotApplicable
-    return _extremes(x, reads)
-
-
-def _extremes(x: Any, reads: Reads | None) -> tuple[Any, Any]:
-    try:
-        return extremes(x, reads)
-    except TypeError:  # no order
-        raise NotApplicable from None
+    return extremes(x, reads)
 
 
 def count(x: Any, value: Any) -> int:
