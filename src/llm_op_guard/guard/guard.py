@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, Literal, Protocol
 
@@ -14,12 +14,15 @@ from llm_op_guard.contract.path import Path
 from llm_op_guard.errors import GuardError, GuardInternalWarning, GuardWarning
 from llm_op_guard.guard.compile import compile_check
 from llm_op_guard.guard.context import any_beyond
+from llm_op_guard.guard.deferred import Deferred
 from llm_op_guard.guard.explain import explain
 from llm_op_guard.guard.interpret import InterpretedCheck, is_interpreted
 from llm_op_guard.guard.ledger import Side, count_call, entering, leaving
 from llm_op_guard.guard.memory import distrusting
 from llm_op_guard.guard.plan import Plan, plan_check
 from llm_op_guard.guard.reading import Snapshot, is_tracing
+from llm_op_guard.guard.run_time import Judge, is_whole_program, kinds_of, numbers_of
+from llm_op_guard.guard.run_time import operator as run_time_operator
 from llm_op_guard.guard.source import CheckSource, check_source
 from llm_op_guard.guard.traced import Local, comptime, constant, may_break_graph, teller
 from llm_op_guard.guard.violation import Violation
@@ -156,6 +159,8 @@ class Guard:
             "_distrust": distrusting(plan.forgets),
             "_tell": teller(lambda local: outcome.traced(source, local)),
         }
+        if source.deferred:
+            hooks |= outcome.deferring(source.deferred)
         return compile_check(source, f"{self.operator}{' result' if plan.after_call else ''}", hooks)
 
     def _source_of(self, plan: Plan, classes: frozenset[CostClass], noted: bool) -> CheckSource:
@@ -235,6 +240,29 @@ class _Outcome:
             guard.contract, given, classes=("A",), after_call=plan.after_call, known=known, at_entry=at_entry
         )
         return guard.reporter.error(guard, violations, given) if any(v.certain for v in violations) else None
+
+    def deferring(self, rules: Sequence[Deferred]) -> dict[str, Any]:
+        """What a check calls that leaves rules to a program which is compiled."""
+        guard = self._guard
+        name = f"{guard.contract.hash} {guard.site}{' result' if self._plan.after_call else ''}"
+        self.judge = Judge(name, guard.contract, rules, self._told_at_run_time)
+        return {
+            "_judged_as": name,
+            "_judge": run_time_operator(),
+            "_kinds": kinds_of,
+            "_numbers": numbers_of,
+            "_defers": is_whole_program,
+        }
+
+    def _told_at_run_time(self, violations: list[Violation], arguments: Mapping[str, Any]) -> GuardError | None:
+        guard = self._guard
+        try:
+            return guard.reporter.report(guard, violations, arguments)
+        except GuardWarning:
+            raise  # warnings are errors here, and this one is the user's
+        except Exception as error:
+            guard.fail_inside(error)
+        return None
 
     def failed_interpreted(self, handed: tuple[Any, Any, tuple[Any, ...]]) -> GuardError | None:
         """As `failed_after`, for a check that `explain` itself makes."""
