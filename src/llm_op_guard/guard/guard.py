@@ -21,7 +21,7 @@ from llm_op_guard.guard.ledger import Side, count_call, entering, leaving
 from llm_op_guard.guard.memory import distrusting
 from llm_op_guard.guard.plan import Plan, plan_check
 from llm_op_guard.guard.reading import Snapshot, is_tracing
-from llm_op_guard.guard.run_time import Judge, is_whole_program, kinds_of, numbers_of
+from llm_op_guard.guard.run_time import Judge, can_wait, is_whole_program, kinds_of, numbers_of
 from llm_op_guard.guard.run_time import operator as run_time_operator
 from llm_op_guard.guard.source import CheckSource, check_source
 from llm_op_guard.guard.traced import Local, comptime, constant, may_break_graph, teller
@@ -245,24 +245,20 @@ class _Outcome:
         """What a check calls that leaves rules to a program which is compiled."""
         guard = self._guard
         name = f"{guard.contract.hash} {guard.site}{' result' if self._plan.after_call else ''}"
-        self.judge = Judge(name, guard.contract, rules, self._told_at_run_time)
+
+        def told(violations: list[Violation], arguments: Mapping[str, Any]) -> GuardError | None:
+            return guard.reporter.report(guard, violations, arguments)
+
+        # Kept here: graphs find it by its name only, for as long as the check lives.
+        self._judge = Judge(name, guard.contract, rules, told, guard.fail_inside)
         return {
             "_judged_as": name,
             "_judge": run_time_operator(),
+            "_can_wait": can_wait,
             "_kinds": kinds_of,
             "_numbers": numbers_of,
             "_defers": is_whole_program,
         }
-
-    def _told_at_run_time(self, violations: list[Violation], arguments: Mapping[str, Any]) -> GuardError | None:
-        guard = self._guard
-        try:
-            return guard.reporter.report(guard, violations, arguments)
-        except GuardWarning:
-            raise  # warnings are errors here, and this one is the user's
-        except Exception as error:
-            guard.fail_inside(error)
-        return None
 
     def failed_interpreted(self, handed: tuple[Any, Any, tuple[Any, ...]]) -> GuardError | None:
         """As `failed_after`, for a check that `explain` itself makes."""

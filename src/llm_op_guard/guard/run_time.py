@@ -15,6 +15,7 @@ from typing import Any
 
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.path import path_of
+from llm_op_guard.errors import GuardWarning
 from llm_op_guard.guard.deferred import Deferred
 from llm_op_guard.guard.describe import describe_rule
 from llm_op_guard.guard.evaluate import Values, text_of
@@ -29,7 +30,10 @@ _judges: weakref.WeakValueDictionary[str, Judge] = weakref.WeakValueDictionary()
 
 
 class Judge:
-    """The deferred rules of one check, by number; `told` acts on a violation and gives the error to raise, if any."""
+    """The deferred rules of one check, by number; `told` acts on violations and gives the error to raise, if any.
+
+    `failed` is told of a fault of our own; the program goes on.
+    """
 
     def __init__(
         self,
@@ -37,15 +41,28 @@ class Judge:
         contract: Contract,
         rules: Sequence[Deferred],
         told: Callable[[list[Violation], Mapping[str, Any]], Exception | None],
+        failed: Callable[[Exception], None],
     ) -> None:
         self._contract = contract
         self._rules = rules
         self._told = told
+        self._failed = failed
         _judges[name] = self
 
     def error(self, number: int, tensors: list[Any], facts: list[Any]) -> Exception | None:
-        """The error for a rule that these tensors and facts break; None where they keep it."""
-        rule = self._rules[number]
+        """The error to raise for a rule that these tensors and facts break; None where they keep it."""
+        try:
+            found = self._violation(self._rules[number], tensors, facts)
+            return None if found is None else self._told(*found)
+        except GuardWarning:
+            raise  # warnings are errors here, and this one is the user's
+        except Exception as error:
+            self._failed(error)
+            return None
+
+    def _violation(
+        self, rule: Deferred, tensors: list[Any], facts: list[Any]
+    ) -> tuple[list[Violation], Mapping[str, Any]] | None:
         values = _Handed(rule, tensors, facts, self._contract.constants)
         expr = rule.rule.expr
         try:
@@ -72,7 +89,7 @@ class Judge:
             blames="operator" if rule.rule.promised else "caller",
             error=reason.error,
         )
-        return self._told([violation], values.arguments)
+        return [violation], values.arguments
 
 
 class _Handed(Values):
@@ -119,18 +136,29 @@ def _put(arguments: dict[str, Any], root: str, steps: Sequence[Any], value: Any)
 # ---------------------------------------------------------------- while Dynamo traces
 
 
+def can_wait(read: list[Any], facts: tuple[Any, ...]) -> bool:
+    """Whether a rule can be handed on: what it reads are tensors, and its facts are numbers, truths or None."""
+    import torch  # noqa: PLC0415 - Dynamo is tracing
+
+    for x in read:
+        if not isinstance(x, torch.Tensor):
+            return False
+    for fact in facts:
+        if fact is not None and not isinstance(fact, int):
+            return False
+    return True
+
+
 def kinds_of(facts: tuple[Any, ...]) -> str:
-    """One letter for each fact: a truth (known while tracing), a number, nothing; `?` for what cannot be handed on."""
+    """One letter for each fact: nothing, a truth (which Dynamo knows), a number (which may be a symbol)."""
     kinds = ""
     for fact in facts:
         if fact is None:
             kinds += "n"
         elif isinstance(fact, bool):
             kinds += "t" if fact else "f"
-        elif isinstance(fact, int):
-            kinds += "i"
         else:
-            kinds += "?"
+            kinds += "i"
     return kinds
 
 
@@ -171,7 +199,7 @@ _kept: list[Any] = []
 
 def _judge(name: str, rule: int, tensors: list[Any], kinds: str, numbers: Sequence[int]) -> None:
     judge = _judges.get(name)
-    if judge is None or "?" in kinds:
+    if judge is None:
         return
     error = judge.error(rule, tensors, _facts(kinds, numbers))
     if error is not None:

@@ -226,7 +226,8 @@ class _CheckWriter:
         facts = "".join(f"{writer.value(node)}, " for node in parts.facts)
         yield comment(step.clause.statement.text)
         yield from ("try:", f"    _facts, _read = ({facts}), [{tensors}]", "except _unjudged:", "    pass", "else:")
-        yield f"    _judge(_judged_as, {len(self.deferred)}, _read, _kinds(_facts), _numbers(_facts))"
+        yield "    if _can_wait(_read, _facts):"
+        yield f"        _judge(_judged_as, {len(self.deferred)}, _read, _kinds(_facts), _numbers(_facts))"
         self.deferred.append(parts)
 
     # ------------------------------------------------------------ steps
