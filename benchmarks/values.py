@@ -122,7 +122,8 @@ def main() -> None:
             for name, seconds in times.items():
                 ratio = seconds / times["sum"]
                 print(f"  {name:<40} {seconds * 1e6:>12.1f} us {ratio:>8.2f} x sum {memory[name] / 1e6:>10.2f} MB more")
-                rows.append({"dtype": str(dtype), "bytes": size, "variant": name, "seconds": seconds, "memory": memory[name]})  # fmt: skip
+                row = {"dtype": str(dtype), "bytes": size, "variant": name, "seconds": seconds, "memory": memory[name]}
+                rows.append(row)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
 

@@ -50,7 +50,11 @@ def compiled(function: Callable[..., Any], backend: Any = "aot_eager", **options
 BROKEN = [
     ({"q": torch.full((4, 8), NAN)}, "finite(q)", "q[0, 0] = nan (of 32, 32 elements are wrong, this one first)"),
     ({"ids": torch.tensor([0, 1, 5, 6])}, "ids_in_table", "ids[2] = 5 (of 4, 2 elements are wrong, this one first)"),
-    ({"n": 6, "ids": torch.tensor([1, 0, 2, 0])}, "few_zeros", "count(ids[1:], 0) = 2 (of 3, first at ids[1]), n - 5 = 1"),
+    (
+        {"n": 6, "ids": torch.tensor([1, 0, 2, 0])},
+        "few_zeros",
+        "count(ids[1:], 0) = 2 (of 3, first at ids[1]), n - 5 = 1",
+    ),
 ]  # fmt: skip
 
 
@@ -183,7 +187,7 @@ def test_exported_programs_have_none() -> None:
 
 def test_vmap_says_nothing() -> None:
     guarded = og.guard("require(finite(x))")(lambda x: x * 2)
-    program = compiled(lambda x: torch.vmap(guarded)(x))
+    program = compiled(torch.vmap(guarded))
     assert program(torch.full((3, 2), NAN)).isnan().all()
 
 

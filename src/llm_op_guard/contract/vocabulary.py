@@ -116,9 +116,18 @@ FUNCTIONS: dict[str, Function] = {
             "holds for an empty tensor, and for no other where a bound is NaN",
             required=3, of_extremes=True,
         ),
-        Function("lowest", "B", (("x", "tensor"),), "the smallest element; does not apply to an empty tensor", of_extremes=True),
-        Function("highest", "B", (("x", "tensor"),), "the largest element; does not apply to an empty tensor", of_extremes=True),
-        Function("absmax", "B", (("x", "tensor"),), "the largest magnitude; does not apply to an empty tensor", of_extremes=True),
+        Function(
+            "lowest", "B", (("x", "tensor"),), "the smallest element; does not apply to an empty tensor",
+            of_extremes=True,
+        ),
+        Function(
+            "highest", "B", (("x", "tensor"),), "the largest element; does not apply to an empty tensor",
+            of_extremes=True,
+        ),
+        Function(
+            "absmax", "B", (("x", "tensor"),), "the largest magnitude; does not apply to an empty tensor",
+            of_extremes=True,
+        ),
         Function("first", "B", (("x", "tensor"),), "the first element, in row order; not of an empty tensor"),
         Function("last", "B", (("x", "tensor"),), "the last element, in row order; not of an empty tensor"),
         Function("count", "B", (("x", "tensor"), ("value", "number")), "how many elements equal the value"),

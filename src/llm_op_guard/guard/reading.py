@@ -276,16 +276,17 @@ def require_readable(x: Any) -> None:
     program is traced or compiled, and CUDA tensors while their stream is captured into a graph.
     """
     global _is_readable  # noqa: PLW0603 - made once torch is there; it is asked for every tensor whose values are read
-    if _is_readable is None:
-        _is_readable = _readable_test()
-    if not _is_readable(x):
+    test = _is_readable
+    if test is None:
+        test = _is_readable = _readable_test()
+    if not test(x):
         raise NotApplicable
 
 
 _is_readable: Callable[[Any], bool] | None = None
 
 
-def _readable_test() -> Callable[[Any], bool] | None:
+def _readable_test() -> Callable[[Any], bool]:
     torch = sys.modules.get("torch")
     if torch is None:
         raise NotApplicable  # there are no tensors yet
@@ -312,7 +313,6 @@ def _readable_test() -> Callable[[Any], bool] | None:
 
 def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function, whose operations on tensors no TorchFunctionMode sees or replaces."""
-
     is_watched: Callable[[], bool] | None = None
 
     @functools.wraps(function)

@@ -1,8 +1,8 @@
 """Value rules in a compiled program: an operator of torch's own that judges them each time the program runs.
 
-Dynamo puts `llm_op_guard::judge` into the graph where the check of a guard is traced. It returns nothing and is known to
-matter, so that no pass leaves it out; it has nothing to differentiate, and under vmap it says nothing. A program that is
-loaded from a cache finds its guards by name; where they are not there, nothing is judged.
+Dynamo puts `llm_op_guard::judge` into the graph where the check of a guard is traced. It returns nothing and is known
+to matter, so that no pass leaves it out; it has nothing to differentiate, and under vmap it says nothing. A program
+that is loaded from a cache finds its guards by name; where they are not there, nothing is judged.
 """
 
 from __future__ import annotations
@@ -140,13 +140,9 @@ def can_wait(read: list[Any], facts: tuple[Any, ...]) -> bool:
     """Whether a rule can be handed on: what it reads are tensors, and its facts are numbers, truths or None."""
     import torch  # noqa: PLC0415 - Dynamo is tracing
 
-    for x in read:
-        if not isinstance(x, torch.Tensor):
-            return False
-    for fact in facts:
-        if fact is not None and not isinstance(fact, int):
-            return False
-    return True
+    return all(isinstance(x, torch.Tensor) for x in read) and all(
+        fact is None or isinstance(fact, int) for fact in facts
+    )
 
 
 def kinds_of(facts: tuple[Any, ...]) -> str:
@@ -164,11 +160,7 @@ def kinds_of(facts: tuple[Any, ...]) -> str:
 
 def numbers_of(facts: tuple[Any, ...]) -> list[Any]:
     """The numbers among the facts, in order."""
-    numbers = []
-    for fact in facts:
-        if isinstance(fact, int) and not isinstance(fact, bool):
-            numbers.append(fact)
-    return numbers
+    return [fact for fact in facts if isinstance(fact, int) and not isinstance(fact, bool)]
 
 
 def _facts(kinds: str, numbers: Sequence[int]) -> list[Any]:
@@ -182,7 +174,7 @@ def operator() -> Any:
     """`llm_op_guard::judge`, defined when the first guard with deferred rules is made."""
     import torch  # noqa: PLC0415 - a guard is made before its program imports torch, perhaps; not this one
 
-    library = torch.library.Library(LIBRARY, "DEF")
+    library: Any = torch.library.Library(LIBRARY, "DEF")  # type: ignore[no-untyped-call]
     library.define("judge(str name, int rule, Tensor[] tensors, str kinds, SymInt[] numbers) -> ()")
     library.impl("judge", _judge, "CompositeExplicitAutograd")
     library.impl("judge", lambda *_: None, "Meta")
@@ -211,4 +203,3 @@ def is_whole_program() -> bool:
     import torch  # noqa: PLC0415
 
     return bool(torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting())
-

@@ -209,11 +209,10 @@ class _CheckWriter:
     def _while_tracing(self, step: Step, lines: list[str], unknown: set[str]) -> Iterator[str]:
         """What a step of a value rule comes to in a program that is traced."""
         depends = {*step.needs, *(given.name for given in step.given)} & unknown
-        if not depends and isinstance(step, Read):
+        known = isinstance(step, Read) or (isinstance(step, Decide) and not asks_values(step.test.node))
+        if known and not depends:
             yield from lines
-        elif not depends and isinstance(step, Decide) and not asks_values(step.test.node):
-            yield from lines
-        elif not depends and isinstance(step, Demand) and (parts := deferred(step.clause)) is not None:
+        elif isinstance(step, Demand) and not depends and (parts := deferred(step.clause)) is not None:
             yield from self._deferred(step, parts)
         else:
             unknown |= {*step.gives, getattr(step, "fact", None) or ""}

@@ -7,11 +7,13 @@ brought to it in pieces.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from typing import Any
 
 from llm_op_guard.guard.reading import NotApplicable
 from llm_op_guard.values.pieces import gathered, pieces
+
 
 class _Later:
     """Torch, once somebody has tensors: guards import none."""
@@ -86,7 +88,7 @@ def _of_float8(x: Any) -> tuple[Any, Any]:
     for piece in pieces(x.view(_torch.uint8), most=1 << 18):
         ends = [*_plainly(piece.part.view(_torch.int8)), *_plainly(piece.part)]
         found = [number[byte % 256] for byte in ends]
-        if any(value != value for value in found):
+        if any(map(math.isnan, found)):
             return float("nan"), float("nan")
         low = min(found) if low is None else min(low, *found)
         high = max(found) if high is None else max(high, *found)
@@ -101,7 +103,7 @@ def _number_of_byte(dtype: Any) -> list[float]:
 def _joined(found: Iterator[tuple[Any, Any]]) -> tuple[Any, Any]:
     low, high = next(found)
     for lower, higher in found:
-        if lower != lower:
+        if math.isnan(lower):
             return lower, higher
         low, high = min(low, lower), max(high, higher)
     return low, high

@@ -177,7 +177,7 @@ def _first(
         found = wanted(*(piece.part for piece in parts))
         if here := int(found.sum()):
             if index is None:
-                index = parts[0].index(_index(int(found.reshape(-1).view(_uint8()).argmax()), found.shape))
+                index = parts[0].where(_index(int(found.reshape(-1).view(_uint8()).argmax()), found.shape))
             count += here
     return None if index is None else (index, count)
 

@@ -16,7 +16,7 @@ class Piece(NamedTuple):
     start: int
     part: Any
 
-    def index(self, local: tuple[int, ...]) -> tuple[int, ...]:
+    def where(self, local: tuple[int, ...]) -> tuple[int, ...]:
         """Where in the tensor an element of the part stands."""
         return (*self.at, self.start + local[0], *local[1:]) if local else self.at
 

@@ -59,7 +59,7 @@ def within(x: Any, low: Any, high: Any, allow: Any = (), reads: Reads | None = N
         raise NotApplicable
     if not x.numel():
         return True
-    if not sentinels or lowest_one != lowest_one:
+    if not sentinels or math.isnan(lowest_one):
         return False
     return not _somewhere(plain.outside, x, low, high, sentinels)
 
@@ -139,7 +139,7 @@ def unique(x: Any) -> bool:
     for piece in pieces(x):
         number, offset, _ = plain.comparable(piece.part)
         ticks[(number - (low - offset)).reshape(-1)] = True
-    return int(ticks.sum()) == x.numel()
+    return bool(ticks.sum() == x.numel())
 
 
 # A tick is a byte.
