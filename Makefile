@@ -15,11 +15,19 @@ CONTRACTS := $(wildcard src/llm_op_guard/contracts/*/*.contract tests/yardstick/
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test browser zoo inject transformers-suites test-transformers-4 lint format types bench bench-values docs support support-check support-draft clean
+# What CI injects into: a contract of each kind, without those that take longer than some seconds.
+INJECT_SAMPLE := functional:embedding functional:layer_norm functional:cross_entropy attention:repeat_kv \
+	attention:eager_attention_forward cache:update cache:shared_layer_update entry:token_ids entry:learned_positions \
+	logits:processors logits:repetition_penalty logits:whisper_timestamps logits:prefix_constrained mask:create_bidirectional_mask \
+	moe:router norm:rms_norm norm:gated_rms_norm norm:layer_norm_of_channels rope:apply_rotary_emb rope:apply_rotary_pos_emb_at_positions \
+	rope_vision:apply_rotary_embeddings
+
+.PHONY: help demo test browser zoo inject inject-sample transformers-suites test-transformers-4 lint format types bench bench-values docs support support-check support-draft clean
 help:
 	@echo "make demo    a tiny Llama with and without guards, then bad inputs side by side"
 	@echo "make test    the tests                           make zoo     every model type of Transformers, guarded and not"
 	@echo "make inject  broken calls made from every contract, guarded and not: docs/injection.md"
+	@echo "make inject-sample    the same for some contracts, as CI does"
 	@echo "make lint    ruff, fmt and check of contracts   make format  apply what can be applied"
 	@echo "make browser the pages of reports in Chromium"
 	@echo "make types   mypy --strict                      make bench   the benchmarks"
@@ -53,6 +61,9 @@ transformers-suites: $(READY) $(SDIST)/.ready
 # For example: make inject INJECT="norm:rms_norm --seed 1"
 inject: $(READY)
 	@$(BIN)/python -m llm_op_guard inject $(or $(INJECT),--all)
+
+inject-sample: $(READY)
+	@$(BIN)/python -m llm_op_guard inject $(INJECT_SAMPLE) --valid 15
 
 lint: $(READY)
 	@$(BIN)/ruff check $(CODE)

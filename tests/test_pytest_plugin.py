@@ -50,6 +50,95 @@ def test_a_project_with_guards_on(tmp_path: Path) -> None:
     assert "rules were broken and the test passed; one that means to is marked op_guard_expected:" in done.stdout
 
 
+OTHERS = """
+import multiprocessing, subprocess, sys, threading, time
+import llm_op_guard as og
+
+@og.guard("n: int\\nrequire(n < 3, id='small')")
+def count(n): return n
+
+def quietly(n=5):
+    try: count(n)
+    except og.GuardError: pass
+
+def test_thread():
+    thread = threading.Thread(target=quietly)
+    thread.start()
+    thread.join()
+def test_fork():
+    child = multiprocessing.get_context("fork").Process(target=quietly)
+    child.start()
+    child.join()
+def test_child():
+    subprocess.run([sys.executable, "-c", "import test_others; test_others.quietly(7)"], check=True)
+def test_right(): quietly(2)
+def test_fixture(late): pass
+
+import pytest
+@pytest.fixture
+def late():
+    yield
+    quietly(9)
+"""
+
+
+def test_threads_children_and_fixtures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "test_others.py").write_text(OTHERS)
+    monkeypatch.chdir(tmp_path)
+    done = run(tmp_path, "--op-guard", "-o", "op_guard_libraries=torch")
+    assert "3 failed, 2 passed, 1 error" in done.stdout, done.stdout
+    assert done.stdout.count("rules were broken and the test passed") == 4
+    assert done.stdout.count("count: n = 5, expected n < 3 (in process ") == 1
+    assert done.stdout.count("count: n = 7, expected n < 3 (in process ") == 1
+    assert "count: n = 9, expected n < 3" in done.stdout
+
+
+def test_what_is_broken_after_the_last_test_fails_the_run(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "import threading, pytest, llm_op_guard as og\n"
+        "count = og.guard('require(n < 3)')(lambda n: n)\n"
+        "@pytest.hookimpl(tryfirst=True)\n"
+        "def pytest_sessionfinish():\n"
+        "    try: count(5)\n"
+        "    except og.GuardError: pass\n"
+    )
+    (tmp_path / "test_it.py").write_text("def test(): pass")
+    done = run(tmp_path, "--op-guard", "-o", "op_guard_libraries=torch")
+    assert done.returncode == 1 and "1 passed" in done.stdout, done.stdout
+    assert "rules were broken after the last test:" in done.stdout
+    assert "n = 5, expected n < 3" in done.stdout
+
+
+PREDICATES = """
+import llm_op_guard as og, pytest
+
+@og.predicate
+def even(n): return n % 2 == 0
+
+@og.guard("from test_predicates_here import even\\nm: int\\nrequire(even(n), id='even')")
+def halves(n, m=1): return n // 2
+
+@og.guard("from nobody_has_it import odd\\nn: int\\nrequire(odd(n), id='odd')")
+def third(n): return n // 3
+
+def test_right(): assert halves(4) == 2
+def test_wrong(): halves(3)
+def test_keyword(): halves(m=2, n=5)
+def test_the_others_are_judged_first(): halves(3, "x")
+def test_unregistered():
+    with pytest.warns(og.GuardWarning, match="asks nobody_has_it.odd, which nobody registered"): third(3)
+"""
+
+
+def test_predicates_are_asked_in_calls(tmp_path: Path) -> None:
+    (tmp_path / "test_predicates_here.py").write_text(PREDICATES)
+    done = run(tmp_path, "--op-guard", "-o", "op_guard_libraries=torch")
+    assert "3 failed, 2 passed" in done.stdout, done.stdout
+    assert done.stdout.count("even (class C, certain)") == 2
+    assert "expected int" in done.stdout
+    assert "2 passed" not in run(tmp_path).stdout  # without the option nothing asks
+
+
 def test_without_the_option_nothing_is_guarded(tmp_path: Path) -> None:
     (tmp_path / "test_project.py").write_text(TESTS.partition("@pytest")[0])
     done = run(tmp_path)

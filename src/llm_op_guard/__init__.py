@@ -30,6 +30,8 @@ from llm_op_guard.errors import (
     PredicateError,
 )
 from llm_op_guard.guard.violation import Violation
+from llm_op_guard.nonfinite.finding import NonFinite
+from llm_op_guard.nonfinite.first import first_nonfinite
 from llm_op_guard.policy import disable, enable, policy, set_policy
 from llm_op_guard.predicates import predicate
 from llm_op_guard.waivers import Waiver
@@ -47,6 +49,7 @@ __all__ = [
     "GuardWarning",
     "InstallError",
     "LlmOpGuardError",
+    "NonFinite",
     "PolicyError",
     "PredicateError",
     "Violation",
@@ -54,6 +57,7 @@ __all__ = [
     "__version__",
     "disable",
     "enable",
+    "first_nonfinite",
     "guard",
     "ingress",
     "install",

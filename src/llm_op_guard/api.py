@@ -46,7 +46,7 @@ from llm_op_guard.report.dispatch import Dispatcher
 from llm_op_guard.report.record import Record
 from llm_op_guard.report.sink import JsonLines
 from llm_op_guard.values import locate, texts, verdicts
-from llm_op_guard.verification import Verification, bound
+from llm_op_guard.verification import Verification, asking, bound
 from llm_op_guard.waivers import Waiver, Waivers
 
 # mypy does not call the last two callable, and they may stand below `@guard`.
@@ -247,6 +247,7 @@ def _make_guard(contract: Contract, operator: str, site: str, defaults: Policy) 
         defaults=defaults,
         reporter=_dispatcher,
         tally=tally if tally.counting else None,
+        ask=asking(contract, operator=operator, site=site, dispatcher=_dispatcher),
     )
 
 

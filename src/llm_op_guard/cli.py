@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from llm_op_guard import __version__, catalogue, checking, demo, doctor, formatting, injecting, replaying, run
+from llm_op_guard import __version__, catalogue, checking, demo, doctor, formatting, injecting, replaying, run, seeking
 from llm_op_guard.errors import LlmOpGuardError
 from llm_op_guard.policy import OFF, Policy, current
 from llm_op_guard.report import digest
@@ -23,7 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit code.
 
     0: yes. 1: no (a contract is wrong, or warned of under --strict; nothing is guarded, a bad input was not stopped).
-    2: the command was not given what it needs. `run` has the exit code of the program that it runs.
+    2: the command was not given what it needs. `run` and `nan` have the exit code of the program that they
+    run; `nan` has 1 where it found something.
     """
     try:
         arguments = _parser().parse_args(argv)
@@ -75,6 +76,16 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="what the program is given")
     command.set_defaults(command=_run)
 
+    command = commands.add_parser(
+        "nan",
+        help="run a script or module up to its first NaN or infinity, and say which module made it",
+        usage="llm-op-guard nan [-h] (SCRIPT | -m MODULE) [ARGUMENT ...]",
+    )
+    command.add_argument("-m", dest="is_module", action="store_true", help="run a module, as python -m does")
+    command.add_argument("target", metavar="TARGET", help="the script, or with -m the module")
+    command.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="what the program is given")
+    command.set_defaults(command=_nan)
+
     command = commands.add_parser("doctor", help="what is guarded here, what is not, and why")
     command.add_argument("--library", default="transformers", help="the library to look at (default: %(default)s)")
     command.add_argument("modules", metavar="MODULE", nargs="*", help="modules to load and look at")
@@ -114,7 +125,7 @@ def _add_proof(commands: Any) -> None:
     """The commands that make calls: `inject` and `replay`."""
     command = commands.add_parser("inject", help="calls made from contracts, valid and broken, with guards and without")
     command.add_argument(
-        "target", metavar="TARGET", nargs="?", help="a shipped contract, a FILE, FILE:OPERATOR, or MODULE:FUNCTION"
+        "targets", metavar="TARGET", nargs="*", help="a shipped contract, a FILE, FILE:OPERATOR, or MODULE:FUNCTION"
     )
     command.add_argument("--all", dest="every", action="store_true", help="every shipped contract")
     command.add_argument("--seed", type=int, default=0, help="what all calls are made from (default: %(default)s)")
@@ -160,6 +171,10 @@ def _run(arguments: argparse.Namespace) -> int:
     return start(arguments.target, arguments.arguments, Terminal(sys.stderr), arguments.record)
 
 
+def _nan(arguments: argparse.Namespace) -> int:
+    return seeking.main(Terminal(sys.stderr), arguments.target, arguments.arguments, is_module=arguments.is_module)
+
+
 def _doctor(arguments: argparse.Namespace) -> int:
     findings = doctor.main(Terminal(sys.stdout), Terminal(sys.stderr), arguments.library, arguments.modules)
     if arguments.modules and findings.unloadable:
@@ -191,7 +206,7 @@ def _contracts(arguments: argparse.Namespace) -> int:
 
 def _inject(arguments: argparse.Namespace) -> int:
     wanted = injecting.Wanted(
-        arguments.target,
+        tuple(arguments.targets),
         every=arguments.every,
         seed=arguments.seed,
         case=arguments.case,

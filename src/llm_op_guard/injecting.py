@@ -15,7 +15,7 @@ from llm_op_guard import api, catalogue
 from llm_op_guard.contract.expressions import suggestion
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.errors import LlmOpGuardError
-from llm_op_guard.faults.injection import MISSED, Injected, inject, summary
+from llm_op_guard.faults.injection import Injected, inject, summary
 from llm_op_guard.faults.operators import Operator, operators_of
 from llm_op_guard.report import injection as report
 from llm_op_guard.report.injection_page import injection_page
@@ -32,7 +32,7 @@ class InjectError(LlmOpGuardError):
 class Wanted:
     """What was asked for on the command line."""
 
-    target: str | None
+    targets: tuple[str, ...]
     every: bool = False
     seed: int = 0
     case: str | None = None
@@ -48,7 +48,7 @@ _chosen: dict[str, tuple[Contract, Operator | None]] = {}
 
 
 def main(out: Terminal, complaints: Terminal, wanted: Wanted) -> bool:
-    """Inject, show and write; whether every mutant was caught and no valid call was stopped.
+    """Inject, show and write; whether every mutant was caught, no valid call was stopped, and every capsule replays.
 
     Raises InjectError for a target that is none, or files that cannot be written.
     """
@@ -71,21 +71,24 @@ def main(out: Terminal, complaints: Terminal, wanted: Wanted) -> bool:
         raise InjectError(f"there is no case {wanted.case!r} with seed {wanted.seed}: ids stand in the JSON of --json")
     _show(out, results, left_out, wanted)
     _write(results, left_out, wanted)
-    return not any(result.count(MISSED) or result.false_alarms for result in results)
+    return not any(result.failed for result in results)
 
 
 def _contracts(wanted: Wanted, left_out: list[tuple[str, str]]) -> dict[str, tuple[Contract, Operator | None]]:
-    if not wanted.every and wanted.target is None:
+    if not wanted.every and not wanted.targets:
         raise InjectError("name a contract, a FILE, FILE:OPERATOR or MODULE:FUNCTION, or say --all")
     shipped = catalogue.shipped()
-    chosen = shipped if wanted.every else catalogue.chosen(wanted.target or "", shipped)
-    if not chosen:
-        contract, function = catalogue.guarded(wanted.target or "")
-        if contract is not None:
-            return {str(wanted.target): (contract, Operator(str(wanted.target), function))}
-    if not chosen:
-        near = suggestion(str(wanted.target), [*shipped, *(contract.name for contract in shipped.values())])
-        raise InjectError(f"there is no contract, file or function {wanted.target!r}{near}")
+    chosen = dict(shipped) if wanted.every else {}
+    functions: dict[str, tuple[Contract, Operator | None]] = {}
+    for target in () if wanted.every else wanted.targets:
+        if named := catalogue.chosen(target, shipped):
+            chosen |= named
+            continue
+        contract, function = catalogue.guarded(target)
+        if contract is None:
+            near = suggestion(target, [*shipped, *(contract.name for contract in shipped.values())])
+            raise InjectError(f"there is no contract, file or function {target!r}{near}")
+        functions[target] = (contract, Operator(target, function))
     for library in sorted({name.partition("/")[0] for name in chosen if name in shipped}):
         if find_spec(library) is None:
             left_out += [(name, f"{library} is not installed") for name in chosen if name.startswith(f"{library}/")]
@@ -94,7 +97,12 @@ def _contracts(wanted: Wanted, left_out: list[tuple[str, str]]) -> dict[str, tup
     for name in present:
         if name in shipped and name not in operators:
             left_out.append((name, "no code that it holds for is in the installed version; its check alone is tried"))
-    return {name: (contract, operators.get(name)) for name, contract in present.items()}
+    return {name: _with_operator(contract, operators.get(name)) for name, contract in present.items()} | functions
+
+
+def _with_operator(contract: Contract, operator: Operator | None) -> tuple[Contract, Operator | None]:
+    """A contract, in the names of the operator that it holds for."""
+    return (contract if operator is None or operator.contract is None else operator.contract), operator
 
 
 def _injected(wanted: Wanted) -> Iterator[Injected]:
@@ -132,7 +140,7 @@ def _show(out: Terminal, results: list[Injected], left_out: Sequence[tuple[str, 
 
 
 def _write(results: list[Injected], left_out: Sequence[tuple[str, str]], wanted: Wanted) -> None:
-    document = report.document(results, left_out, wanted.seed)
+    document = report.document(results, left_out, seed=wanted.seed, valid=wanted.valid)
     texts = {
         wanted.json_file: json.dumps(document, indent=1) + "\n",
         wanted.junit_file: report.junit(results),

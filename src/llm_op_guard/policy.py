@@ -333,6 +333,19 @@ def _entered(wanted: Scoped) -> Iterator[None]:
         _announce()
 
 
+@contextlib.contextmanager
+def policy_of_all_threads(*, A: str, B: str) -> Iterator[None]:
+    """A `with` block with another policy of the process; afterwards it is what it was before."""
+    before = _state.process
+    set_policy(A=A, B=B)
+    try:
+        yield
+    finally:
+        with _state.lock:
+            _state.process = before
+        _announce()
+
+
 def disable() -> None:
     """Switch every guard of the process off, at once and from any thread: each function has its own code again.
 
@@ -415,3 +428,23 @@ def set_for_children(startup: Path, libraries: Sequence[str], record: Path | Non
         os.environ[RECORD_VARIABLE] = str(record)
     if default is not None:
         os.environ[ENVIRONMENT_VARIABLE] = f"{os.environ.get(ENVIRONMENT_VARIABLE, '')} default={default}".strip()
+
+
+@contextlib.contextmanager
+def guarding_children(startup: Path, libraries: Sequence[str], record: Path, settings: str) -> Iterator[None]:
+    """A `with` block in which that holds of the processes that are started; `settings` is their `LLM_OP_GUARD`.
+
+    Where the environment has one already, it stays.
+    """
+    names = ("PYTHONPATH", INSTALL_VARIABLE, RECORD_VARIABLE, ENVIRONMENT_VARIABLE)
+    before = {name: os.environ.get(name) for name in names}
+    set_for_children(startup, libraries, record, None)
+    os.environ.setdefault(ENVIRONMENT_VARIABLE, settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

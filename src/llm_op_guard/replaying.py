@@ -12,6 +12,7 @@ from llm_op_guard import api, catalogue
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.faults import capsule as capsules
 from llm_op_guard.faults.capsule import Capsule, CapsuleError, Replay
+from llm_op_guard.faults.entry import before_return
 from llm_op_guard.faults.operators import Operator, operators_of
 from llm_op_guard.faults.outcome import alone
 from llm_op_guard.guard.call import Call, TensorSpec
@@ -54,7 +55,7 @@ def main(out: Terminal, complaints: Terminal, wanted: Wanted) -> bool:
         complaints.error(f"the rule {capsule.rules[0]} is not broken by the call that was made from the capsule")
     if wanted.unguarded:
         operator = _operator(name, wanted.contract)
-        outcome = None if operator is None else alone(operator, replayed.judgement.call)
+        outcome = None if operator is None else alone(operator, before_return(replayed.judgement.call))
         says = "no operator is known for this contract here" if outcome is None else f"{outcome.kind}: {outcome.text}"
         out.line(f"\nwithout a guard  {says}")
     return replayed.reproduced
@@ -153,6 +154,8 @@ def _script(capsule: Capsule, wanted: Wanted) -> str:
     module, _, function = capsule.site.rpartition(".")
     library = module.partition(".")[0]
     shown = {name: _written(spec) for name, spec in capsule.call.arguments}
+    if capsule.call.entry is not None:
+        shown["result"] = None  # no call makes an operator return it
     if library not in api.known_libraries() or not module.startswith(f"{library}.") or None in shown.values():
         return f"from llm_op_guard.testing import replay\n\nreplay('{_literal(capsule)}'{_arguments(wanted)})"
     given = "\n".join(f"{name} = {text}" for name, text in shown.items())

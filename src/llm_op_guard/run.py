@@ -30,6 +30,23 @@ def script(path: str, arguments: Sequence[str], out: Terminal, record: str | Non
 
     Raises TargetError when it is not there, PolicyError for a bad LLM_OP_GUARD, SystemExit as the program does.
     """
+    run = prepared_script(path, arguments)
+    _guard(record)
+    return _reported(run, out)
+
+
+def module(name: str, arguments: Sequence[str], out: Terminal, record: str | None = None) -> int:
+    """Run a module as `python -m name` does; the exit code.
+
+    Raises TargetError when it is not there, PolicyError for a bad LLM_OP_GUARD, SystemExit as the program does.
+    """
+    run = prepared_module(name, arguments)
+    _guard(record)  # before the module is looked for: that imports the packages it lies in
+    return _reported(run, out)
+
+
+def prepared_script(path: str, arguments: Sequence[str]) -> Callable[[], object]:
+    """What runs a file as its own program, whose `sys.argv` and `sys.path` are set; raises TargetError."""
     target = Path(path)
     try:
         if not target.exists():
@@ -46,28 +63,22 @@ def script(path: str, arguments: Sequence[str], out: Terminal, record: str | Non
     sys.argv = [path, *arguments]
     if is_source:
         _search_first(target.resolve().parent)
-        _guard(record)
-        return _reported(lambda: _run_source(os.path.abspath(path)), out)  # noqa: PTH100 - as Python: links stay as they are
+        return lambda: _run_source(os.path.abspath(path))  # noqa: PTH100 - as Python: links stay as they are
     if not sys.flags.safe_path:
         del sys.path[0]  # runpy puts the folder there
-    _guard(record)
-    return _reported(lambda: runpy.run_path(str(target.absolute()), run_name="__main__"), out)
+    return lambda: runpy.run_path(str(target.absolute()), run_name="__main__")
 
 
-def module(name: str, arguments: Sequence[str], out: Terminal, record: str | None = None) -> int:
-    """Run a module as `python -m name` does; the exit code.
-
-    Raises TargetError when it is not there, PolicyError for a bad LLM_OP_GUARD, SystemExit as the program does.
-    """
+def prepared_module(name: str, arguments: Sequence[str]) -> Callable[[], object]:
+    """The same of a module, which is looked for when it runs: that raises TargetError."""
     sys.argv = [name, *arguments]
     _search_first(Path.cwd())
-    _guard(record)  # before the module is looked for: that imports the packages it lies in
 
     def run() -> None:
         _refuse_missing(name)
         runpy.run_module(name, run_name="__main__", alter_sys=True)
 
-    return _reported(run, out)
+    return run
 
 
 def _search_first(folder: Path) -> None:
@@ -109,15 +120,24 @@ def _run_source(path: str) -> None:
 
 
 def _reported(run: Callable[[], object], out: Terminal) -> int:
-    """Run it; an exception is shown as Python shows it, without the frames of this library."""
+    """Run it, and say at its end what guards did."""
     # At exit rather than after the run: threads of the program may still be at work until then.
     conclude = atexit.register(_conclusion(out))
     try:
-        run()
-    except SystemExit:
-        raise
+        return shown(run)
     except TargetError:
         atexit.unregister(conclude)
+        raise
+
+
+def shown(run: Callable[[], object]) -> int:
+    """Run a program; an exception is shown as Python shows it, without the frames of this library. The exit code.
+
+    Raises TargetError for a module that is not there, SystemExit as the program does.
+    """
+    try:
+        run()
+    except (SystemExit, TargetError):
         raise
     except BaseException as error:
         sys.excepthook(type(error), error.with_traceback(_theirs(error.__traceback__)), error.__traceback__)

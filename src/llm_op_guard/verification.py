@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from llm_op_guard.contract.expressions import suggestion
 from llm_op_guard.contract.model import Contract
-from llm_op_guard.errors import GuardError, PredicateError
+from llm_op_guard.errors import GuardError, GuardWarning, PredicateError
 from llm_op_guard.guard.asked import Answers, registered
 from llm_op_guard.guard.context import any_beyond
 from llm_op_guard.guard.explain import explain
@@ -52,6 +53,11 @@ class Verification:
         found = [*others, *self._judged(arguments)]
         return self.dispatcher.verified(self, found, arguments) if found else None
 
+    def asked_in_a_call(self, arguments: Mapping[str, Any]) -> GuardError | None:
+        """As `broken`, of the rules that ask predicates alone: a guard judges the others."""
+        found = [] if is_off() else [violation for violation in self._judged(arguments) if violation.cost_class == "C"]
+        return self.dispatcher.verified(self, found, arguments) if found else None
+
     def _judged(self, arguments: Mapping[str, Any]) -> list[Violation]:
         answers = Answers(self.contract.imports)
         try:
@@ -70,6 +76,30 @@ class Verification:
             lost = f"so these are not judged: {rules}" if rules else "so a hint is left out"
             _say(f"the predicate {predicate}, which {self.site} asks, {failure.how}, {lost}", failure.error)
         return found
+
+
+def asking(
+    contract: Contract, *, operator: str, site: str, dispatcher: Dispatcher
+) -> Callable[[Mapping[str, Any]], GuardError | None] | None:
+    """What asks the predicates of a contract in its guard's calls; None where it has none.
+
+    They are looked up at the first call, when whoever offers them has been imported; one that nobody registered is a
+    GuardWarning, given once.
+    """
+    if all(clause.cost_class != "C" for clause in contract.clauses):
+        return None
+    made: list[Verification | None] = []
+
+    def ask(arguments: Mapping[str, Any]) -> GuardError | None:
+        if not made:
+            try:
+                made.append(Verification(contract, operator=operator, site=site, dispatcher=dispatcher))
+            except PredicateError as error:
+                made.append(None)
+                warnings.warn(GuardWarning(f"{error}; until then its rules of class C are not judged"), stacklevel=2)
+        return made[0].asked_in_a_call(arguments) if made[0] is not None else None
+
+    return ask
 
 
 def _say(message: str, error: Exception | None) -> None:

@@ -181,6 +181,42 @@ def test_values_that_no_element_tells_are_made_up(body: str) -> None:
     assert replay(capsuled(contract, call), contract).reproduced
 
 
+ELEMENTS = [
+    ("require(within(ids, 0, 90), id='r')", ("ids",), (torch.tensor([[5, 6], [7, 4711]]),), "ids[1, 1] = 4711"),
+    ("require(lowest(x) > -9, id='r')", ("x",), (torch.tensor([-9.5, 1, -20]),), "lowest(x) = -20.0 at x[2]"),
+    ("require(finite(x[:, 1:]), id='r')", ("x",), (torch.tensor([[0, 1], [1, torch.nan]]),), "x[1, 1] = nan"),
+    ("require(unique(x), id='r')", ("x",), (torch.tensor([3, 8, 1, 8]),), "x[1] = x[3] = 8"),
+    ("require(live_rows(m), id='r')", ("m",), (torch.tensor([[1, 1], [1, 0], [0, 0]]).bool(),), "m[2] keeps no key"),
+    ("for x in xs:\n    require(finite(x))", ("xs",), ([torch.ones(2), torch.tensor([1, torch.inf])],), ""),
+]
+
+
+@pytest.mark.parametrize(("body", "parameters", "arguments", "told"), ELEMENTS)
+def test_the_offending_value_comes_again_where_it_stood(
+    body: str, parameters: tuple[str, ...], arguments: tuple[Any, ...], told: str
+) -> None:
+    operator = {"x": lambda x: x, "ids": lambda ids: ids, "m": lambda m: m, "xs": lambda xs: xs}[parameters[0]]
+    with pytest.raises(og.GuardError) as caught:
+        og.guard(body)(operator)(*arguments)
+    (violation,) = caught.value.violations
+    assert told in violation.observed
+    contract = parse_body(body, violation.operator, parameters)
+    (again,) = replay(read(capsule(violation)), contract).judgement.violations
+    assert again.rule_id == violation.rule_id
+    assert again.observed.partition(" (of ")[0] == violation.observed.partition(" (of ")[0]
+
+
+def test_a_row_is_kept_where_it_is_short() -> None:
+    rows = og.guard("require(live_rows(m), id='r')")(lambda m: m)
+    for width, kept in ((32, 32), (33, 0)):
+        mask = torch.ones(3, width, dtype=torch.bool)
+        mask[1] = False
+        with pytest.raises(og.GuardError) as caught:
+            rows(mask)
+        (tensor,) = [tensor for _, tensor in read(capsule(caught.value.violations[0])).call.tensors()]
+        assert tensor.at == tuple((width + column, False) for column in range(kept))
+
+
 def test_an_accelerator_is_not_needed() -> None:
     contract = parse_body("x: floating[N, D] @ dev\nw: floating[D] @ dev", "operator", ("x", "w"))
     call = Call((("x", TensorSpec("float32", (2, 3), "cuda:0")), ("w", TensorSpec("float32", (3,), "cuda:1"))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,25 @@ def test_a_check_that_stops_valid_calls_is_reported(monkeypatch: pytest.MonkeyPa
     assert result.false_alarms and result.false_alarms[0].message.startswith("operator: n = ")
 
 
+def test_a_capsule_that_does_not_replay_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from llm_op_guard.faults import injection
+
+    real = injection.retried
+    monkeypatch.setattr(
+        injection, "retried", lambda violation, contract: replace(real(violation, contract), reason="it breaks nothing")
+    )
+    file, data, xml = tmp_path / "mine.contract", tmp_path / "out.json", tmp_path / "out.xml"
+    file.write_text("def f(n):\n    require(n < 4, id='small')\n")
+    assert main(["inject", str(file), "--valid", "5", "--json", str(data), "--junit", str(xml)]) == 1
+    assert "CAPSULE LOST" in (out := capsys.readouterr().out) and "small: it breaks nothing" in out
+    document = json.loads(data.read_text())
+    assert document["summary"]["capsules"] == 1 and document["summary"]["capsules_replayed"] == 0
+    assert document["contracts"][0]["capsules_that_do_not_replay"] == [{"rule": "small", "reason": "it breaks nothing"}]
+    assert "the capsule does not replay: it breaks nothing" in xml.read_text()
+
+
 SAMPLE = ["transformers/norm:rms_norm", "transformers/moe:router", "torch/functional:layer_norm"]
 
 
@@ -143,6 +163,8 @@ def test_shipped_contracts(name: str) -> None:
     result = inject(name, shipped()[name], None, valid=20)
     assert not result.false_alarms
     assert result.cases and all(case.guarded == INTENDED for case in result.cases)
+    assert {capsule.rule for capsule in result.capsules} == {case.rule for case in result.cases}
+    assert not any(capsule.reason or capsule.elsewhere for capsule in result.capsules)
 
 
 # ---------------------------------------------------------------- the command
@@ -161,9 +183,16 @@ def test_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert figures["valid_calls"] >= 20 and figures["rules"] == 6
     case = document["cases"][0]
     assert {"id", "contract", "rule", "kind", "call", "guarded", "unguarded", "message"} <= case.keys()
-    assert xml.read_text().count("<testcase") == len(document["cases"]) + 1
+    assert xml.read_text().count("<testcase") == len(document["cases"]) + 2
+    assert figures["capsules"] == figures["capsules_replayed"] == figures["rules_with_mutants"]
+    assert 0 < figures["largest_capsule"] < 2048 and figures["capsules_over_2_kb"] == 0
     out = capsys.readouterr().out
     assert "false alarms: 0" in out and "mutants: " in out
+
+    other = tmp_path / "other.contract"
+    other.write_text("def half(n):\n    require(n % 2 == 0)\n")
+    assert main(["inject", f"{file}:scale", str(other), "--valid", "5"]) == 0
+    assert "contracts: 2, " in capsys.readouterr().out
 
     assert main(["inject", str(file), "--valid", "20", "--case", case["id"]]) == 0
     assert case["message"] in capsys.readouterr().out

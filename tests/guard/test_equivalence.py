@@ -36,7 +36,9 @@ class Listener:
     def __init__(self) -> None:
         self.told: list[Violation] = []
 
-    def report(self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any]) -> None:
+    def report(
+        self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any], before: object = None
+    ) -> None:
         self.told = violations
 
     def error(self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any]) -> Any:

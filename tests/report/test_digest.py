@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import llm_op_guard as og
 from llm_op_guard.cli import main
+from llm_op_guard.guard.violation import LastSeen
 
 Capture = pytest.CaptureFixture[str]
 
@@ -197,3 +200,26 @@ def test_false_alarms_alone_are_something_to_tell(tmp_path: Path, capsys: Captur
 def test_report_needs_a_file(capsys: Capture) -> None:
     assert main(["report"]) == 2
     assert "usage: llm-op-guard report" in capsys.readouterr().err
+
+
+def test_where_the_tensor_was_last_seen(tmp_path: Path, capsys: Capture) -> None:
+    norm = og.guard("x: floating[N]\nreturns: like(x)")(lambda x: x * 2)
+    rotate = og.guard("x: floating[4]")(lambda x: x)
+    og.record_to(tmp_path / "guards.jsonl")
+    og.track()
+    with og.policy(A="record"):
+        rotate(norm(torch.ones(3)))
+    og.record_to(None)
+    assert main(["report", str(tmp_path / "guards.jsonl")]) == 0
+    assert "    x: last valid leaving " in (out := capsys.readouterr().out) and ", 1 guarded call ago" in out
+
+
+SEEN = LastSeen("norm", "m.norm", "leaving", True, None, "Norm", 3, 2, False, None)
+
+
+def test_what_was_written_of_where_it_was_last_seen_can_be_read() -> None:
+    written = json.loads(json.dumps(asdict(SEEN)))
+    assert LastSeen.of(written) == SEEN
+    for name, value in {"when": "never", "calls_ago": "2", "operator": None, "valid": "yes", "changes": 0.5}.items():
+        assert LastSeen.of({**written, name: value}) is None
+    assert LastSeen.of(None) is None and LastSeen.of({}) is None

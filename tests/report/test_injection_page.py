@@ -42,7 +42,7 @@ def test_a_cell_has_the_worst_verdict_the_count_and_the_gravest_outcome(page: Pa
         "values": "values ✗ 2 mutants: 1 missed, 1 caught by the intended rule; without a guard: 1 hung",
         "numbers": "numbers ≈ 1 mutants: 1 caught by another rule; without a guard: 1 silent",
         "other": "other ✓ 1 mutants: 1 caught by the intended rule; without a guard: 1 silent",
-        "not checked": "not checked ? 5",
+        "not checked": "not checked ? 6",
     }
 
 
@@ -71,13 +71,23 @@ def test_a_cell_opens_the_calls_worst_first(page: Parsed) -> None:
         "breaks within(x, 0, 4) by: element -1x=float32[2] made by element -1"
         "without a guardit hungno result after 20 s"
         "with its guardmissed"
-        "case id-element -1"
+        "again: llm-op-guard inject lib/norm:bad --seed 7 --valid 20 --case id-element -1"
         "breaks within(x, 0, 4) by: element 4x=float32[2] made by element 4"
         "without a guardno error, another resultoff by 2"
         "with its guardcaught by the intended ruletold of element 4"
-        "case id-element 4"
+        "again: llm-op-guard inject lib/norm:bad --seed 7 --valid 20 --case id-element 4"
     )
     assert page.opened_by(BAD, "false alarms").endswith("a valid call was stoppedx=float32[0]bad: x is empty")
+
+
+def test_a_long_call_has_a_line_for_each_argument() -> None:
+    document = injected()
+    call = {"q": 1, "rest": 2, "n": 3}
+    text = "q=float32[2, 4, 7, 16] of 1, 2, 3, 4, rest=Module(n=4, q_proj=float32[16, 16], eps=1e-06), n=3"
+    for entry in document["cases"]:
+        entry |= {"call": text, "arguments": {"arguments": call}}
+    page = injection_page(document)
+    assert "q=float32[2, 4, 7, 16] of 1, 2, 3, 4,\nrest=Module(n=4, q_proj=float32[16, 16], eps=1e-06),\nn=3" in page
 
 
 def test_what_was_not_checked_stands_beside(page: Parsed) -> None:
@@ -91,7 +101,9 @@ def test_what_was_not_checked_stands_beside(page: Parsed) -> None:
         "Contracts left out, or tried in part: 2",
         "Rules that no call was found to break: 2",
         "lib/norm:bad: y.shape",
-        "Promises, which the operator keeps and no call breaks: 1",
+        "Capsules that do not replay to the same rule: 1",
+        "lib/norm:bad: result.shape: it breaks nothing",
+        "Capsules that tell of another element when they are replayed: 1",
         "Possibly too strict: without a guard nothing changed: 1",
         "Valid calls that the operator itself does not take, by error: 1",
     ):
@@ -105,12 +117,14 @@ def test_the_figures(page: Parsed) -> None:
         "by the intended rule8 of 11",
         "false alarms1 of 60 valid calls",
         "rules broken9 of 12",
+        "capsules that replay11 of 12, the largest of 900 bytes",
         "the mutants without a guard1 died, 1 hung, 4 silent, 1 obscure, 1 clear, 2 harmless, 1 not run",
-        "only the rows with a finding (missed, caught by another rule, or a false alarm): 1 of 4",
+        "only the rows with a finding (missed, caught by another rule, a false alarm, or a capsule that does not "
+        "replay): 1 of 4",
     ):
         assert told in page.text
     wrong = [attributes for tag, attributes in page.tags if ("class", "wrong") in attributes]
-    assert len(wrong) == 2
+    assert len(wrong) == 3
 
 
 def test_without_findings_nothing_stands_out() -> None:
@@ -118,7 +132,7 @@ def test_without_findings_nothing_stands_out() -> None:
     document["cases"] = [case for case in document["cases"] if case["contract"] == GOOD]
     document["contracts"] = document["contracts"][:1]
     document["left_out"] = []
-    document["summary"] |= {"mutants": 5, "caught": 5, "false_alarms": 0}
+    document["summary"] |= {"mutants": 5, "caught": 5, "false_alarms": 0, "capsules_replayed": 12}
     page = Parsed(injection_page(document))
     assert "No row has a finding" in page.text
     assert "Contracts left out, or tried in part: none" in page.text
@@ -128,7 +142,9 @@ def test_without_findings_nothing_stands_out() -> None:
 
 def test_an_empty_document_is_a_page() -> None:
     empty = dict.fromkeys(injected()["summary"], 0)
-    page = Parsed(injection_page({"summary": empty, "seed": 0, "contracts": [], "left_out": [], "cases": []}))
+    page = Parsed(
+        injection_page({"summary": empty, "seed": 0, "valid": 1, "contracts": [], "left_out": [], "cases": []})
+    )
     assert "mutants caught0 of 0" in page.text and len(page.rows) == 1
 
 

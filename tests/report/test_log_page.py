@@ -40,7 +40,8 @@ def test_a_cell_opens_the_calls_beside_the_diagnosis(page: Parsed) -> None:
     assert page.opened_by("m.f", "shape").startswith(
         "m.f: shapeClosebreaks x.shapethe callsbroken2 times, 2026-11-02 10:00 to 2026-11-02 11:00"
         "2 from a.py:3 in mainthe diagnosis of onef: broke x.shape D = 2 from y.shape[0] because of a reason "
-        "likely cause: a mistake? x int64[1, 3] cpu <- here contract f.contract:f 0123breaks y.shape"
+        "likely cause: a mistake? x: last valid leaving norm of Norm, layer 3, 2 guarded calls ago "
+        "x int64[1, 3] cpu <- here contract f.contract:f 0123breaks y.shape"
     )
     assert "5 let pass by a waiver" in page.opened_by("m.f", "shape")
     alarm = page.opened_by("(any site)", "predicates")
@@ -77,7 +78,18 @@ JSON = st.recursive(
     lambda part: st.lists(part, max_size=3) | st.dictionaries(st.text(max_size=4), part, max_size=3),
     max_leaves=6,
 )
-KEYS = ("summary", "cost_class", "certain", "argument", "because", "hint", "bindings", "tensors", "contract_id")
+KEYS = (
+    "summary",
+    "cost_class",
+    "certain",
+    "argument",
+    "because",
+    "hint",
+    "bindings",
+    "tensors",
+    "contract_id",
+    "last_seen",
+)
 ENTRY = st.dictionaries(st.sampled_from(("symbol", "value", "sources", "name", "dtype", "shape", "device")), JSON)
 
 

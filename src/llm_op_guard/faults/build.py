@@ -1,7 +1,12 @@
-"""From a call as data to arguments that can be handed over: the same call makes the same arguments."""
+"""From a call as data to arguments that can be handed over: the same call makes the same arguments.
+
+What a tensor is filled with hangs on its place in the call and on its size alone: two calls that differ in one argument
+have the same numbers in all others.
+"""
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 from llm_op_guard.guard import memory
@@ -32,31 +37,34 @@ def build(call: Call, *, device: str | None = None) -> dict[str, Any]:
     """
     import torch  # noqa: PLC0415 - only who makes tensors needs it
 
-    builder = _Builder(torch, call.seed, device)
-    made = {name: builder.built(spec) for name, spec in call.arguments}
+    builder = Builder(torch, call.seed, device)
+    made = {name: builder.built(spec, name) for name, spec in call.arguments}
     for owner, name, fact in builder.facts:
         memory.remember(owner, [name], {name: builder.fact(fact, made)})
     return made
 
 
-class _Builder:
-    def __init__(self, torch: Any, seed: int, device: str | None) -> None:
+class Builder:
+    """What makes the values of one call; `facts` are what is to be remembered of the objects that it made."""
+
+    def __init__(self, torch: Any, seed: int, device: str | None = None) -> None:
         self.torch = torch
         self.device = device
         self.facts: list[tuple[Any, str, Spec]] = []
-        self._generator = torch.Generator().manual_seed(seed)
+        self._seed = seed
 
-    def built(self, spec: Spec) -> Any:
+    def built(self, spec: Spec, where: str) -> Any:
+        """The value that stands at a place, `self.layers[0]`."""
         match spec:
             case TensorSpec():
-                return self._tensor(spec)
+                return self._tensor(spec, where)
             case ObjectSpec():
-                return self._object(spec)
+                return self._object(spec, where)
             case SequenceSpec(kind=kind, items=items):
-                parts = [self.built(item) for item in items]
+                parts = [self.built(item, f"{where}[{index}]") for index, item in enumerate(items)]
                 return tuple(parts) if kind == "tuple" else parts
             case MappingSpec(items=pairs):
-                return {name: self.built(part) for name, part in pairs}
+                return {name: self.built(part, f"{where}[{name!r}]") for name, part in pairs}
             case TextSpec(length=length):
                 return "x" * length
             case TorchSpec(kind="dtype", name=name):
@@ -70,7 +78,7 @@ class _Builder:
     def fact(self, spec: Spec, made: dict[str, Any]) -> Any:
         """A fact about an object; identities are those of objects that are made by now."""
         if not isinstance(spec, IdentitySpec):
-            return self.built(spec)
+            return self.built(spec, "")
         owner = None
         if spec.path is not None:
             root, *names = spec.path.split(".")
@@ -79,19 +87,19 @@ class _Builder:
                 owner = getattr(owner, name, None)
         return memory.identity(owner) if owner is not None else memory.Identity("object", 0)
 
-    def _object(self, spec: ObjectSpec) -> StandIn:
-        made = StandIn(**{name: self.built(part) for name, part in spec.attributes})
+    def _object(self, spec: ObjectSpec, where: str) -> StandIn:
+        made = StandIn(**{name: self.built(part, f"{where}.{name}") for name, part in spec.attributes})
         answers = {}
         for key, part in spec.answers:
             if key.startswith(_RECALLED):
                 self.facts.append((made, key.removeprefix(_RECALLED).strip(")'"), part))
             else:
-                answers[key] = self.built(part)
+                answers[key] = self.built(part, f"{where}: {key}")
         if answers:
             made._answers = answers
         return made
 
-    def _tensor(self, spec: TensorSpec) -> Any:
+    def _tensor(self, spec: TensorSpec, where: str) -> Any:
         torch, place = self.torch, self.device or spec.device
         dtype = getattr(torch, spec.dtype)
         strides = spec.strides or row_order(spec.shape)
@@ -99,7 +107,7 @@ class _Builder:
             return torch.empty_strided(spec.shape, strides, dtype=dtype, device="meta")
         if spec.elements > MOST_ELEMENTS:
             raise ValueError(f"{spec}: too large to be made here")
-        flat = self._elements(spec, dtype)
+        flat = self._elements(spec, dtype, where)
         if spec.strides is None:
             return flat.reshape(spec.shape).to(place)
         pairs = list(zip(spec.shape, strides, strict=True))
@@ -114,18 +122,19 @@ class _Builder:
             storage.copy_(flat.repeat(reach // flat.numel() + 1)[:reach])  # elements that share memory have one value
         return made if place == "cpu" else made.to(place)
 
-    def _elements(self, spec: TensorSpec, dtype: Any) -> Any:
+    def _elements(self, spec: TensorSpec, dtype: Any, where: str) -> Any:
         torch, count = self.torch, spec.elements
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed} {where}".encode()))
         if spec.fill is not None and count:
             flat = self._numbers(list(spec.fill), dtype).repeat(count // len(spec.fill) + 1)[:count].clone()
         elif dtype.is_complex:
-            flat = torch.randn(count, generator=self._generator, dtype=torch.complex64).to(dtype)
+            flat = torch.randn(count, generator=generator, dtype=torch.complex64).to(dtype)
         elif dtype.is_floating_point and dtype.itemsize > 1:
-            flat = torch.randn(count, generator=self._generator).to(dtype)
+            flat = torch.randn(count, generator=generator).to(dtype)
         elif dtype.is_floating_point:
             flat = self._numbers([1.0, 2.0], torch.float32).repeat(count // 2 + 1)[:count].to(torch.uint8).view(dtype)
         else:
-            flat = torch.randint(0, 2, (count,), generator=self._generator).to(dtype)
+            flat = torch.randint(0, 2, (count,), generator=generator).to(dtype)
         for index, value in spec.at:
             if 0 <= index < count:
                 flat[index] = self._numbers([value], dtype)[0]

@@ -12,17 +12,25 @@ from pathlib import PurePath
 from typing import Any
 
 from llm_op_guard.contract.model import Contract
+from llm_op_guard.contract.path import Path
 from llm_op_guard.errors import LlmOpGuardError
-from llm_op_guard.faults.edits import Edit, edits_at
-from llm_op_guard.faults.ingredients import Ingredients, ingredients
+from llm_op_guard.faults.edits import edits_at
+from llm_op_guard.faults.ingredients import Ingredient, ingredients
 from llm_op_guard.faults.judge import Judgement, judge
 from llm_op_guard.faults.solve import hints_of
-from llm_op_guard.guard.call import Call, TensorSpec, from_json, to_json
+from llm_op_guard.guard.call import Call, Entry, Spec, TensorSpec, TorchSpec, from_json, to_json
+from llm_op_guard.guard.capture import expressions_of
+from llm_op_guard.guard.reads import reads_of
 from llm_op_guard.guard.violation import Violation
 
 FORMAT = 1
 _LIBRARIES = ("torch", "transformers", "vllm", "numpy")
 _TRIES = 600
+# Where the rule is broken already, and it is only that others are too, or that another element is named.
+_TRIES_FOR_MORE = 120
+_PLAIN_FILLS = ((0,), (1,), (2,), (-1,), (0, 1))
+# What a capsule is meant to stay below.
+TWO_KILOBYTES = 2048
 # Much more than a call can come to.
 MOST_BYTES = 1 << 20
 
@@ -173,8 +181,8 @@ class Replay:
 def replay(capsule: Capsule, contract: Contract) -> Replay:
     """Make the call of a capsule anew and judge it.
 
-    Where the rule is about values that the capsule does not hold, made-up ones are sought which break it and no other.
-    Raises CapsuleError for a call that cannot be made on this machine.
+    Where the rule is about values that the capsule does not hold, made-up ones are sought which break it, at the same
+    element, and no other rule. Raises CapsuleError for a call that cannot be made on this machine.
     """
     # Tensors of an accelerator are made on the CPU where there is none: the rules are the same.
     judgement = judge(contract, capsule.call) or judge(contract, _on_cpu(capsule.call))
@@ -182,8 +190,7 @@ def replay(capsule: Capsule, contract: Contract) -> Replay:
         raise CapsuleError("the call of the capsule cannot be made here: its tensors are too large or of unknown kinds")
     changed = contract.hash != capsule.contract_hash
     # A contract that says something else now may well say nothing of this call.
-    found = judgement if changed else _nearest(contract, judgement, set(capsule.rules))
-    return Replay(capsule, found, changed)
+    return Replay(capsule, judgement if changed else _Search(contract, capsule).nearest(judgement), changed)
 
 
 def _on_cpu(call: Call) -> Call:
@@ -192,41 +199,150 @@ def _on_cpu(call: Call) -> Call:
     stand_in = {device: "cpu" if index == 0 else "meta" for index, device in enumerate(kinds)}
     for path, tensor in call.tensors():
         call = call.put(path, replace(tensor, device=stand_in.get(tensor.device, tensor.device)))
+    if call.entry is not None:
+        names = tuple((name, _moved(spec, stand_in)) for name, spec in call.entry.names)
+        models = tuple((path, replace(m, device=stand_in.get(m.device, m.device))) for path, m in call.entry.tensors)
+        call = replace(call, entry=Entry(names, models))
     return call
 
 
-def _nearest(contract: Contract, start: Judgement, wanted: set[str]) -> Judgement:
-    if _away(start, wanted) == (0, 0):
-        return start
-    made_of, random_of = ingredients(contract), random.Random(start.call.seed)
-    best = now = start
-    for step in range(_TRIES):
-        if step % 30 == 0:
-            now = best
-        options = list(_value_edits(made_of, now))
-        if not options:
-            break
-        new = judge(contract, random_of.choice(options).call)
-        if new is not None and _away(new, wanted) <= _away(now, wanted):
-            now = new
-        if _away(now, wanted) < _away(best, wanted):
-            best = now
-        if _away(best, wanted) == (0, 0):
-            break
-    return best
+def _moved(spec: Spec, stand_in: Mapping[str, str]) -> Spec:
+    if isinstance(spec, TorchSpec) and spec.kind == "device":
+        return replace(spec, name=stand_in.get(spec.name, spec.name))
+    if isinstance(spec, TensorSpec):
+        return replace(spec, device=stand_in.get(spec.device, spec.device))
+    return spec
 
 
-def _away(judgement: Judgement, wanted: set[str]) -> tuple[int, int]:
-    broken = set(judgement.broken)
-    return len(wanted - broken), len(broken - wanted)
+class _Search:
+    """Seeks values for what the capsule does not hold."""
+
+    def __init__(self, contract: Contract, capsule: Capsule) -> None:
+        self._contract = contract
+        self._wanted = capsule.rules
+        self._told = _element_told(capsule.observed)
+        self._kept = {path: tensor.at for path, tensor in capsule.call.tensors()}
+        made_of = ingredients(contract)
+        self._made_of = replace(made_of, choices=(*made_of.choices, Ingredient(Path("result"), "tensor")))
+        # A loop over tensors reads their values, and of what it goes through the object.
+        self._read = {
+            read.path
+            for clause in contract.clauses
+            for node in expressions_of(clause)
+            for read in reads_of(node, contract)
+            if read.aspect == "value" or clause.cost_class != "A"
+        }
+
+    def nearest(self, start: Judgement) -> Judgement:
+        """A judgement of the same metadata that is the least away from what the capsule says."""
+        best = now = self._filled(start)
+        random_of = random.Random(start.call.seed)
+        for step in range(_TRIES):
+            away = self._away(best)
+            if away == (0, False, 0) or (away[0] == 0 and step >= _TRIES_FOR_MORE):
+                break
+            if step % 30 == 0:
+                now = best
+            options = list(self._value_edits(now))
+            if not options:
+                break
+            new = judge(self._contract, random_of.choice(options))
+            if new is not None and self._away(new) <= self._away(now):
+                now = new
+            if self._away(now) < away:
+                best = now
+        return best
+
+    def _filled(self, start: Judgement) -> Judgement:
+        """With plain values in one tensor after the other, where that is nearer: noise is seldom within bounds."""
+        best = start
+        for path in self._concerned(start):
+            for fill in _PLAIN_FILLS:
+                old = best.call.get(path)
+                if self._away(best) == (0, False, 0) or not isinstance(old, TensorSpec):
+                    break
+                new = judge(self._contract, best.call.put(path, replace(old, fill=fill)))
+                if new is not None and self._away(new) < self._away(best):
+                    best = new
+        return best
+
+    def _away(self, judgement: Judgement) -> tuple[int, bool, int]:
+        """Wanted rules that are not broken; whether the first tells of another element; rules about values besides."""
+        return len(self._lacking(judgement)), self._tells_of_another(judgement), len(self._besides(judgement))
+
+    def _lacking(self, judgement: Judgement) -> set[str]:
+        return set(self._wanted).difference(judgement.broken)
+
+    def _tells_of_another(self, judgement: Judgement) -> bool:
+        first = [v for v in judgement.violations if v.rule_id == self._wanted[0] and v.cost_class != "A"]
+        return bool(first) and _element_told(first[0].observed) != self._told
+
+    def _besides(self, judgement: Judgement) -> set[str]:
+        # Whatever tensors hold, rules about their shapes stay broken.
+        return {v.rule_id for v in judgement.violations if v.cost_class != "A"}.difference(self._wanted)
+
+    def _concerned(self, judgement: Judgement) -> list[Path]:
+        """The tensors whose values decide about the rules that are to be broken, or not to be."""
+        wrong = self._lacking(judgement) | self._besides(judgement)
+        wrong |= {self._wanted[0]} if self._tells_of_another(judgement) else set()
+        if not wrong:
+            return []
+        statements = [rule.statement for rule in self._contract.rules if rule.id in wrong]
+        clauses = [c for c in self._contract.clauses if any(c.statement is statement for statement in statements)]
+        nodes = [node for clause in clauses for node in expressions_of(clause)]
+        # Of a test that could not be made (`if first(x) > 1`) there is no statement.
+        decisive = {choice.path for choice in self._made_of.read_by(nodes)} & self._read if clauses else self._read
+        return [path for path, _ in judgement.call.tensors() if any(_leads_to(start, path) for start in decisive)]
+
+    def _value_edits(self, now: Judgement) -> Iterator[Call]:
+        """Changes of what tensors hold, and of nothing else; the elements that the capsule has stay as they are."""
+        for path in self._concerned(now):
+            old, kept = now.call.get(path), dict(self._kept.get(path, ()))
+            for edit in edits_at(now.call, Ingredient(path, "tensor"), self._made_of, hints_of(now)):
+                new = edit.call.get(path)
+                if isinstance(new, TensorSpec) and isinstance(old, TensorSpec) and _is_like(new, old):
+                    yield now.call.put(path, replace(new, at=tuple({**dict(new.at), **kept}.items())))
 
 
-def _value_edits(made_of: Ingredients, now: Judgement) -> Iterator[Edit]:
-    """Changes of what tensors hold, and of nothing else."""
-    for choice in made_of.choices:
-        old = now.call.get(choice.path)
-        if isinstance(old, TensorSpec):
-            for edit in edits_at(now.call, choice, made_of, hints_of(now)):
-                new = edit.call.get(choice.path)
-                if isinstance(new, TensorSpec) and replace(new, fill=None, at=()) == replace(old, fill=None, at=()):
-                    yield edit
+def _is_like(one: TensorSpec, other: TensorSpec) -> bool:
+    return replace(one, fill=None, at=()) == replace(other, fill=None, at=())
+
+
+def _leads_to(start: Path, path: Path) -> bool:
+    return start.root == path.root and path.steps[: len(start.steps)] == start.steps
+
+
+def _element_told(observed: str) -> str:
+    """What is said of one element, without how many others there are."""
+    return observed.partition(" (of ")[0]
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What became of a capsule: its size in bytes, and why it does not replay to the same rule; empty where it does.
+
+    `elsewhere` says that it does, but that the diagnosis tells of another element than the capsule.
+    """
+
+    rule: str
+    size: int
+    reason: str = ""
+    elsewhere: bool = False
+
+
+def retried(violation: Violation, contract: Contract) -> Replayed:
+    """Write the capsule of a violation, read it and replay it."""
+    rule = violation.rule_id
+    try:
+        text = json.dumps(capsule_of(violation).to_json())
+    except CapsuleError as error:
+        return Replayed(rule, 0, str(error))
+    try:
+        again = replay(read(text), contract).judgement
+    except CapsuleError as error:
+        return Replayed(rule, len(text), str(error))
+    if rule not in again.broken:
+        return Replayed(rule, len(text), f"it breaks {', '.join(again.broken) or 'nothing'}")
+    told = {_element_told(other.observed) for other in again.violations if other.rule_id == rule}
+    about_values = violation.cost_class != "A"
+    return Replayed(rule, len(text), elsewhere=about_values and _element_told(violation.observed) not in told)

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.errors import GuardError
 from llm_op_guard.faults.build import build
+from llm_op_guard.faults.capsule import TWO_KILOBYTES, Replayed, retried
 from llm_op_guard.faults.ingredients import ingredients
-from llm_op_guard.faults.judge import Judgement
+from llm_op_guard.faults.judge import Judgement, judge
 from llm_op_guard.faults.mutants import Mutant, breakable, mutants
 from llm_op_guard.faults.operators import Operator
 from llm_op_guard.faults.outcome import EMPTY, Outcome, Trial, outcomes
+from llm_op_guard.faults.promises import returned
 from llm_op_guard.faults.solve import valid_calls
 from llm_op_guard.guard.call import Call, to_json
+from llm_op_guard.guard.capture import Known, capture
 from llm_op_guard.guard.guard import Guard
 from llm_op_guard.guard.violation import Violation
-from llm_op_guard.policy import Action, Policy, Setting
+from llm_op_guard.policy import CLASSES, Action, Policy, Setting
 
 # A valid call differs from itself where its operator draws random numbers, or its elements were never set.
 _TAKEN = ("harmless", "silent")
+_MADE_UP = Outcome("not run", "the result is made up: nothing runs that could return it")
 INTENDED, OTHER, MISSED = "caught by the intended rule", "caught by another rule", "missed"
 
 
@@ -69,8 +73,8 @@ class Injected:
     """What injection into one contract came to.
 
     `unbroken` are the rules for which no mutant was found, `lenient` those whose mutants are all harmless without a
-    guard: they may be too strict. `promises` are those that the operator has to keep, which no call breaks. `refused`
-    counts, by error, the valid calls that the operator itself did not take.
+    guard: they may be too strict. `capsules` are those of one mutant of each rule, replayed. `refused` counts, by
+    error, the valid calls that the operator itself did not take.
     """
 
     contract: str
@@ -79,7 +83,7 @@ class Injected:
     cases: tuple[Case, ...]
     false_alarms: tuple[FalseAlarm, ...]
     unbroken: tuple[str, ...]
-    promises: tuple[str, ...]
+    capsules: tuple[Replayed, ...]
     operator: str
     refused: Mapping[str, int]
     seconds: float
@@ -96,8 +100,13 @@ class Injected:
             "valid_calls": self.valid_calls,
             "false_alarms": [{"call": alarm.call, "message": alarm.message} for alarm in self.false_alarms],
             "rules_without_mutant": list(self.unbroken),
-            "promises": list(self.promises),
             "possibly_too_strict": self.lenient,
+            "capsules": len(self.capsules),
+            "largest_capsule": max((capsule.size for capsule in self.capsules), default=0),
+            "capsules_that_do_not_replay": [
+                {"rule": capsule.rule, "reason": capsule.reason} for capsule in self.lost_capsules
+            ],
+            "capsules_telling_of_another_element": [capsule.rule for capsule in self.capsules if capsule.elsewhere],
             "valid_calls_that_fail_unguarded": dict(self.refused),
             "seconds": round(self.seconds, 1),
         }
@@ -110,19 +119,32 @@ class Injected:
             kinds.setdefault(case.rule, set()).add(case.unguarded.kind + case.unguarded.text)
         return [rule for rule, found in kinds.items() if found == {"harmless"}]
 
+    @property
+    def lost_capsules(self) -> list[Replayed]:
+        """Those that do not replay to the same rule."""
+        return [capsule for capsule in self.capsules if capsule.reason]
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is a fault of ours: a miss, a false alarm, a capsule that does not replay."""
+        return bool(self.count(MISSED) or self.false_alarms or self.lost_capsules)
+
     def count(self, guarded: str) -> int:
         """How many mutants came to that."""
         return sum(case.guarded == guarded for case in self.cases)
 
 
 class _Collector:
-    """What a guard tells; nothing is raised, recorded or warned of."""
+    """What a guard tells, with the call as data; nothing is raised, recorded or warned of."""
 
     def __init__(self) -> None:
         self.violations: list[Violation] = []
 
-    def report(self, _guard: Guard, violations: list[Violation], _arguments: Mapping[str, Any]) -> GuardError | None:
-        self.violations += violations
+    def report(
+        self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any], before: Known | None = None
+    ) -> GuardError | None:
+        call = capture(guard.contract, arguments, [violation.rule_id for violation in violations], before)
+        self.violations += [replace(violation, call=call) for violation in violations]
         return None
 
     def error(self, _guard: Guard, violations: list[Violation], _arguments: Mapping[str, Any]) -> GuardError:
@@ -141,13 +163,16 @@ class Checked:
         every = Policy(A=Setting(Action.RAISE), B=Setting(Action.RAISE))
         guard = Guard(contract, operator=contract.name, site=contract.name, defaults=every, reporter=self._collector)
         self._parameters = guard.parameters
-        self._check = guard.checks(("A", "B"))[0]
+        self._check, self._check_result = guard.checks(CLASSES)
 
     def __call__(self, call: Call) -> list[Violation]:
-        """What the guard tells of a call."""
+        """What the guard tells of a call, or of the result of one that has returned."""
         self._collector.violations.clear()
         arguments = build(call)
-        self._check(*(arguments.get(name) for name in self._parameters))
+        result = arguments.pop("result", None) if call.entry is not None else None
+        state = self._check(*(arguments.get(name) for name in self._parameters))
+        if call.entry is not None and self._check_result is not None:
+            self._check_result(result, state)
         return list(self._collector.violations)
 
 
@@ -166,38 +191,49 @@ def inject(
     checked = Checked(contract)
     right = valid_calls(made_of, seed, valid)
     refused: dict[str, int] = {}
+    running = right
     if operator is not None:
-        right, refused = _runnable_first(operator, right)
+        right, running, refused = _runnable_first(operator, [*_specimens(contract, operator), *right])
+    late = returned(contract, right, seed)
     alarms = []
-    for judgement in right:
+    for judgement in (*right, *late.kept):
         for violation in checked(judgement.call)[:1]:
             alarms.append(FalseAlarm(name, str(judgement.call), violation.summary))
-    made = mutants(made_of, right, seed)
+    # Of a mutant more is learnt where its origin runs.
+    made = mutants(made_of, running, seed)
+    if running != right and not all(made.values()):
+        others = mutants(made_of, right, seed)
+        made = {rule: kinds or others[rule] for rule, kinds in made.items()}
+    made |= late.broken
     chosen = [mutant for kinds in made.values() for mutant in kinds if case is None or mutant.id == case]
     arguments = {rule.id: _argument(contract, rule.id) for rule in breakable(contract)}
-    trials = [Trial(mutant.call, mutant.origin, arguments[mutant.rule]) for mutant in chosen]
+    trials = [Trial(m.call, m.origin, arguments[m.rule]) for m in chosen if m.call.entry is None]
     found = outcomes(operator, trials) if operator is not None else _nowhere(len(trials))
-    cases = tuple(
-        _case(name, mutant, checked(mutant.call), outcome) for mutant, outcome in zip(chosen, found, strict=True)
-    )
-    rules = breakable(contract)
-    known = {rule.id for rule in rules}
+    cases, replayed = [], {}
+    for mutant in chosen:
+        told = checked(mutant.call)
+        cases.append(_case(name, mutant, told, _MADE_UP if mutant.call.entry is not None else next(found)))
+        mine = next((violation for violation in told if violation.rule_id == mutant.rule), None)
+        if mine is not None and mutant.rule not in replayed:
+            replayed[mutant.rule] = retried(mine, contract)
     return Injected(
         name,
-        len(rules),
-        len(right),
-        cases,
+        len(made),
+        len(right) + len(late.kept),
+        tuple(cases),
         tuple(alarms),
         tuple(rule for rule, kinds in made.items() if not kinds),
-        tuple(rule.id for rule in contract.rules if rule.id not in known),
+        tuple(replayed.values()),
         operator.site if operator is not None else "",
         refused,
         time.perf_counter() - started,
     )
 
 
-def _runnable_first(operator: Operator, valid: list[Judgement]) -> tuple[list[Judgement], dict[str, int]]:
-    """Valid calls, those first that the operator takes; and the errors of the others, counted."""
+def _runnable_first(
+    operator: Operator, valid: list[Judgement]
+) -> tuple[list[Judgement], list[Judgement], dict[str, int]]:
+    """Valid calls, those first that the operator takes; those alone, if any; the errors of the others, counted."""
     found = list(outcomes(operator, [Trial(judgement.call, judgement.call, "") for judgement in valid]))
     refused: dict[str, int] = {}
     for outcome in found:
@@ -205,7 +241,15 @@ def _runnable_first(operator: Operator, valid: list[Judgement]) -> tuple[list[Ju
             refused[outcome.text] = refused.get(outcome.text, 0) + 1
     # What comes to nothing shows no difference.
     order = sorted(range(len(valid)), key=lambda n: (found[n].kind not in _TAKEN, found[n].text == EMPTY))
-    return [valid[number] for number in order], refused
+    ordered = [valid[number] for number in order]
+    return ordered, ordered[: len(valid) - sum(refused.values())] or ordered, refused
+
+
+def _specimens(contract: Contract, operator: Operator) -> list[Judgement]:
+    """The call of the operator's specimen, where the contract has nothing against it."""
+    call = operator.specimen_call()[0]
+    judgement = None if call is None else judge(contract, call)
+    return [] if judgement is None or judgement.broken else [judgement]
 
 
 def _nowhere(count: int) -> Iterator[Outcome]:
@@ -231,6 +275,7 @@ def _argument(contract: Contract, rule: str) -> str:
 def summary(results: list[Injected]) -> dict[str, int]:
     """The figures of all contracts together."""
     cases = [case for result in results for case in result.cases]
+    capsules = [capsule for result in results for capsule in result.capsules]
     caught = sum(case.guarded != MISSED for case in cases)
     return {
         "contracts": len(results),
@@ -242,4 +287,9 @@ def summary(results: list[Injected]) -> dict[str, int]:
         "missed": len(cases) - caught,
         "valid_calls": sum(result.valid_calls for result in results),
         "false_alarms": sum(len(result.false_alarms) for result in results),
+        "capsules": len(capsules),
+        "capsules_replayed": sum(not capsule.reason for capsule in capsules),
+        "capsules_telling_of_another_element": sum(capsule.elsewhere for capsule in capsules),
+        "largest_capsule": max((capsule.size for capsule in capsules), default=0),
+        "capsules_over_2_kb": sum(capsule.size > TWO_KILOBYTES for capsule in capsules),
     }

@@ -9,8 +9,10 @@ from typing import Any
 
 from llm_op_guard.contract.model import Clause, Condition, Contract, Declare, Require
 from llm_op_guard.faults.build import build
+from llm_op_guard.faults.entry import known_again
 from llm_op_guard.guard.bind import Bindings
 from llm_op_guard.guard.call import Call
+from llm_op_guard.guard.capture import Known
 from llm_op_guard.guard.explain import explain
 from llm_op_guard.guard.reading import INAPPLICABLE, Broken
 from llm_op_guard.guard.violation import Violation
@@ -18,12 +20,13 @@ from llm_op_guard.guard.violation import Violation
 
 @dataclass(frozen=True)
 class Judgement:
-    """A call, the arguments that were made of it, and what `explain` says of them before the call."""
+    """A call, the arguments that were made of it, and what `explain` says of them: before it, or of its result."""
 
     contract: Contract
     call: Call
     arguments: dict[str, Any]
     violations: tuple[Violation, ...]
+    before: Known | None = None
 
     @property
     def broken(self) -> tuple[str, ...]:
@@ -33,8 +36,10 @@ class Judgement:
     @cached_property
     def bindings(self) -> Bindings:
         """The symbols of the call."""
-        clauses = [clause for clause in self.contract.clauses if not clause.after_call]
-        found = Bindings(self.contract, clauses, self.arguments, {}, False)
+        has_returned = self.before is not None
+        clauses = [clause for clause in self.contract.clauses if has_returned or not clause.after_call]
+        known = self.before.names if self.before is not None else {}
+        found = Bindings(self.contract, clauses, self.arguments, known, has_returned)
         found.collect()
         return found
 
@@ -78,7 +83,11 @@ class Judgement:
 def judge(contract: Contract, call: Call) -> Judgement | None:
     """What the contract says of a call; None for a call that cannot be made on this machine."""
     try:
-        arguments = build(call)
+        arguments, before = build(call), known_again(contract, call)
     except (RuntimeError, ValueError, TypeError, OverflowError, MemoryError, AttributeError, AssertionError):
         return None
-    return Judgement(contract, call, arguments, tuple(explain(contract, arguments)))
+    if before is None:
+        return Judgement(contract, call, arguments, tuple(explain(contract, arguments)))
+    names, tensors = before
+    found = explain(contract, arguments, after_call=True, known=names, at_entry=tensors)
+    return Judgement(contract, call, arguments, tuple(found), before)

@@ -6,25 +6,19 @@ import importlib
 import inspect
 import pkgutil
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any, Protocol
 
 from llm_op_guard.contract.model import Contract
+from llm_op_guard.contract.parse import stub_signature
 from llm_op_guard.faults.build import build
+from llm_op_guard.faults.specimen import Specimen
 from llm_op_guard.guard.call import Call
-from llm_op_guard.guard.functions import StandIn
 from llm_op_guard.install.installer import Candidate
 
-# What operators take besides what their contracts speak of, by the names that they all have for it.
-USUAL_ARGUMENTS: dict[str, Any] = {"scaling": 0.5, "dropout": 0.0, "config": None}
-# And what they read of the module that they belong to.
-USUAL_ATTRIBUTES: dict[str, Any] = {
-    "training": False, "variance_epsilon": 1e-6, "eps": 1e-6, "epsilon": 1e-6, "norm_eps": 1e-6, "dropout": 0.0,
-    "attention_dropout": 0.0, "scaling": 0.5, "layer_idx": 0, "hidden_size": 8, "sliding_window": None,
-    "filter_value": float("-inf"), "penalty": 1.2, "temperature": 1.0, "top_k": 2,
-}  # fmt: skip
+_EMPTY = inspect.Parameter.empty
 
 
 class Library(Protocol):
@@ -38,54 +32,58 @@ class Library(Protocol):
     def candidates(self, module: ModuleType) -> Iterator[Candidate]:
         """The operators in a loaded module."""
 
+    def specimen(
+        self, contract: str, function: Callable[..., Any], owner: type | None
+    ) -> Callable[[], dict[str, Any]] | None:
+        """What makes real arguments of an operator with which it runs; None where no such are known.
+
+        `contract` is the one that holds for it, `rope:apply_rotary_pos_emb`, `owner` the class whose method it is.
+        """
+
+    def variants(self, owner: Any, wanted: Mapping[str, Any]) -> Iterator[None]:
+        """Change an object of this library so that functions of contracts may answer what is wanted, step by step."""
+
 
 @dataclass(frozen=True)
 class Operator:
-    """A function that a contract holds for; `owner` is the class whose method it is."""
+    """A function that a contract holds for.
+
+    `contract` is what its integration has for it, where names may differ from those of the shipped text; `signature`
+    that of a builtin, which has none.
+    """
 
     site: str
     function: Callable[..., Any]
-    owner: type | None = None
+    contract: Contract | None = None
+    specimen: Specimen | None = None
+    signature: inspect.Signature | None = None
 
-    def __call__(self, call: Call) -> Any:
-        """What the function returns for a call as data; raises what it raises."""
-        given = build(call)
-        parameters = inspect.signature(self.function).parameters
-        if self.owner is not None and "self" in given and isinstance(given["self"], StandIn):
-            given["self"] = _of_class(self.owner, given["self"])
-        for name, value in list(given.items()):
-            if isinstance(value, StandIn) and name in ("module", "config"):
-                given[name] = _of_class(type("Module", (), {}), value)
+    def __call__(self, call: Call, origin: Call | None = None) -> Any:
+        """What the function returns for a call as data; raises what it raises, and Unmade.
+
+        A parameter that is None in a valid call is left at its default, and so it is in calls that were made of it
+        (`origin`): there None stands for what the contract has no rule about.
+        """
+        given = build(call) if self.specimen is None else self.specimen.arguments(call)
+        parameters = (self.signature or inspect.signature(self.function)).parameters
+        before = dict((origin or call).arguments)
         for name, parameter in parameters.items():
-            if name in given and given[name] is None and parameter.default is not parameter.empty:
+            if given.get(name, parameter) is None and before.get(name) is None and parameter.default is not _EMPTY:
                 given.pop(name)
-            if name not in given and parameter.default is parameter.empty and name in USUAL_ARGUMENTS:
-                given[name] = USUAL_ARGUMENTS[name]
         extra = next((n for n, p in parameters.items() if p.kind is p.VAR_KEYWORD), None)
         named = given.pop(extra, None) if extra is not None else None
         given |= named if isinstance(named, dict) else {}
         positional = [n for n, p in parameters.items() if p.kind is p.POSITIONAL_ONLY]
         return self.function(*[given.pop(name) for name in positional if name in given], **given)
 
-
-def _of_class(owner: type, given: StandIn) -> Any:
-    """An object with the attributes of a stand-in, and with the methods of a class for the rest."""
-
-    def missing(self: Any, name: str) -> Any:
-        found = inspect.getattr_static(owner, name, None)
-        if isinstance(found, FunctionType):
-            return found.__get__(self)
-        if isinstance(found, staticmethod):
-            return found.__func__
-        if found is not None and not hasattr(type(found), "__get__"):
-            return found
-        if name in USUAL_ATTRIBUTES:
-            return USUAL_ATTRIBUTES[name]
-        raise AttributeError(f"{owner.__name__} made from data has no {name}")
-
-    made = type(owner.__name__, (StandIn,), {"__getattr__": missing})()
-    made.__dict__.update(given.__dict__)
-    return made
+    def specimen_call(self) -> tuple[Call | None, str]:
+        """The call of the specimen as data, or None and why there is none."""
+        if self.specimen is None:
+            return None, "no arguments are known with which it runs"
+        try:
+            return self.specimen.call, ""
+        except Exception as error:  # another version of the library
+            return None, f"{type(error).__name__}: {error}"
 
 
 def operators_of(libraries: Iterable[Library], wanted: set[str]) -> dict[str, Operator]:
@@ -103,7 +101,7 @@ def operators_of(libraries: Iterable[Library], wanted: set[str]) -> dict[str, Op
                         continue
                     name = contract_name(candidate.contract)
                     if name in wanted and name not in found:
-                        found[name] = _operator(candidate, module)
+                        found[name] = _operator(library, name, candidate, module)
                 if all(name in found for name in wanted if name.startswith(f"{library.library}/")):
                     break
     return found
@@ -114,11 +112,15 @@ def contract_name(contract: Contract) -> str:
     return f"{contract.source.file.removesuffix('.contract')}:{contract.name}"
 
 
-def _operator(candidate: Candidate, module: ModuleType) -> Operator:
+def _operator(library: Library, name: str, candidate: Candidate, module: ModuleType) -> Operator:
     assert candidate.function is not None
+    assert candidate.contract is not None
     parts = candidate.site.removeprefix(f"{module.__name__}.").split(".")
     owner = getattr(module, parts[0], None) if len(parts) > 1 else None
-    return Operator(candidate.site, candidate.function, owner if isinstance(owner, type) else None)
+    make = library.specimen(name.partition("/")[2], candidate.function, owner if isinstance(owner, type) else None)
+    specimen = None if make is None else Specimen(candidate.contract, make, library.variants)
+    signature = None if candidate.replaced is None else stub_signature(candidate.contract)
+    return Operator(candidate.site, candidate.function, candidate.contract, specimen, signature)
 
 
 def _modules(library: Library) -> Iterator[ModuleType]:
@@ -133,17 +135,18 @@ def _modules(library: Library) -> Iterator[ModuleType]:
             continue
 
 
-_FIRST = ("llama", "gpt2", "bert", "gemma3", "mixtral", "t5", "gpt_neox", "qwen2_vl", "deepseek_v3", "mamba2")
+_FIRST = (
+    "models.llama", "generation", "integrations", "models.bert", "models.gpt2", "models.gemma3", "models.mixtral",
+    "models.t5", "models.gpt_neox", "models.qwen2_vl", "models.deepseek_v3", "models.mamba2",
+)  # fmt: skip
 
 
 def _names(root: ModuleType, library: Library) -> Iterator[str]:
     """The modules that may hold operators; of models those first that most others are copies of."""
     yield from filter(library.wants, (f"{root.__name__}.nn.functional", *_within(root.__name__)))
-    for part in ("integrations", "generation"):
-        yield from filter(library.wants, _within(f"{root.__name__}.{part}"))
     models = [name.rpartition(".")[2] for name in _within(f"{root.__name__}.models")]
-    for name in (*_FIRST, *(name for name in models if name not in _FIRST)):
-        yield from filter(library.wants, _within(f"{root.__name__}.models.{name}"))
+    for part in dict.fromkeys((*_FIRST, *(f"models.{name}" for name in models))):
+        yield from filter(library.wants, _within(f"{root.__name__}.{part}"))
 
 
 def _within(package: str) -> list[str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from llm_op_guard.faults.operators import Operator
+from llm_op_guard.faults.specimen import Unmade
 from llm_op_guard.guard.call import Call
 from llm_op_guard.policy import disable
 
@@ -74,6 +75,7 @@ def _run(operator: Operator, trials: list[Trial], results: Any) -> None:
     import torch  # noqa: PLC0415
 
     torch.set_num_threads(1)
+    torch.compiler.set_stance("force_eager")  # what is compiled differs for each call, and takes long
     warnings.simplefilter("ignore")
     disable()  # what was guarded already is to be seen without its guard
     origins: dict[Call, Any] = {}
@@ -83,17 +85,17 @@ def _run(operator: Operator, trials: list[Trial], results: Any) -> None:
             continue
         if trial.origin not in origins:
             origins[trial.origin] = _result(operator, trial.origin)
-        results.send(_compared(origins[trial.origin], _result(operator, trial.call), trial.argument))
+        results.send(_compared(origins[trial.origin], _result(operator, trial.call, trial.origin), trial.argument))
     results.close()
 
 
-def _result(operator: Operator, call: Call) -> Any:
+def _result(operator: Operator, call: Call, origin: Call | None = None) -> Any:
     import torch  # noqa: PLC0415
 
     torch.manual_seed(call.seed)
     try:
         with torch.no_grad():
-            return [*_leaves(operator(call))]
+            return [*_leaves(operator(call, origin))]
     except Exception as error:
         return error
 
@@ -109,6 +111,8 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _by_itself(found: Any) -> Outcome:
+    if isinstance(found, Unmade):
+        return Outcome("not run", str(found))
     if isinstance(found, Exception):
         return Outcome("obscure error", _told(found))
     shapes = [str(list(value.shape)) for value in found if hasattr(value, "shape")]
@@ -118,6 +122,8 @@ def _by_itself(found: Any) -> Outcome:
 def _compared(right: Any, found: Any, argument: str) -> Outcome:
     if isinstance(right, Exception):
         return Outcome("not run", f"the valid call fails here: {_told(right)}")
+    if isinstance(found, Unmade):
+        return Outcome("not run", str(found))
     if isinstance(found, Exception):
         names = re.search(rf"\b{re.escape(argument.rpartition('.')[2])}\b", str(found)) if argument else None
         return Outcome("clear error" if names else "obscure error", _told(found))
@@ -149,7 +155,8 @@ def _difference(right: list[Any], found: list[Any]) -> Outcome:
         )
         if bool((torch.isnan(b.abs()) & ~torch.isnan(a.abs())).any()):
             return Outcome("silent", "NaN in the result")
-        worst = max(worst, float((a - b).abs().nan_to_num(0.0, 0.0).max()))
+        apart = (a - b).abs().masked_fill(a == b, 0.0)  # equal infinities are not
+        worst = max(worst, float(apart.masked_fill(torch.isnan(apart), 0.0).max()))
     if worst:
         return Outcome("silent", f"off by {worst:.2g}")
     sizes = [value.numel() for value in right if isinstance(value, torch.Tensor)]

@@ -1,7 +1,8 @@
 """Imported predicates (cost class C): those that were registered, and what they say when somebody asks.
 
 Contract text imports nothing. A predicate is found here because its module registered it, or not at all; and only
-where somebody hands `Answers` to `explain` is any of them called, which no guarded call does.
+where somebody hands `Answers` to `explain` is any of them called, which no guarded call does, save in tests:
+`pytest --op-guard` switches it on.
 """
 
 from __future__ import annotations
@@ -15,6 +16,17 @@ from llm_op_guard.guard.reading import SCALAR_TESTS, NotApplicable, plain
 
 # By `module.name`.
 _registered: dict[str, Callable[..., Any]] = {}
+_in_calls = [False]
+
+
+def switch(*, on: bool) -> None:
+    """Have guarded calls ask predicates, or not any more. It is for whoever arms guards to have them do so."""
+    _in_calls[0] = on
+
+
+def in_calls() -> bool:
+    """Whether guarded calls are to ask predicates."""
+    return _in_calls[0]
 
 
 def register(name: str, predicate: Callable[..., Any]) -> None:

@@ -136,11 +136,27 @@ Spec = (
 
 
 @dataclass(frozen=True)
+class Entry:
+    """What a contract knew before a call that has returned: its promises are held against that.
+
+    `names` are the values that symbols and assigned names had, `tensors` what those looked like, by path, that types
+    refer to.
+    """
+
+    names: tuple[tuple[str, Spec], ...] = ()
+    tensors: tuple[tuple[str, TensorSpec], ...] = ()
+
+
+@dataclass(frozen=True)
 class Call:
-    """The arguments of one call, by parameter; `seed` makes what tensors are filled with."""
+    """The arguments of one call, by parameter; `seed` makes what tensors are filled with.
+
+    A call that has returned has an `entry`, and its `result` among the arguments, which are as it has left them.
+    """
 
     arguments: tuple[tuple[str, Spec], ...]
     seed: int = 0
+    entry: Entry | None = None
 
     def get(self, path: Path) -> Spec | Any:
         """What stands at a path; `UNSET` where nothing does."""
@@ -244,7 +260,12 @@ def _tensors(path: Path, spec: Spec) -> Iterator[tuple[Path, TensorSpec]]:
 def to_json(call: Call) -> dict[str, Any]:
     """The call as JSON-ready data."""
     data: dict[str, Any] = {"arguments": {name: _spec_json(spec) for name, spec in call.arguments}}
-    return data if call.seed == 0 else {**data, "seed": call.seed}
+    if call.seed != 0:
+        data["seed"] = call.seed
+    if call.entry is not None:
+        groups = {"names": call.entry.names, "tensors": call.entry.tensors}
+        data["entry"] = {group: {n: _spec_json(part) for n, part in pairs} for group, pairs in groups.items()}
+    return data
 
 
 def _spec_json(spec: Spec) -> Any:
@@ -292,7 +313,17 @@ def from_json(data: Any) -> Call:
     seed = data.get("seed", 0)
     if type(seed) is not int:
         raise ValueError("the seed of a call is an integer")
-    return Call(tuple((name, _spec(part, name)) for name, part in data["arguments"].items()), seed)
+    arguments = tuple((name, _spec(part, name)) for name, part in data["arguments"].items())
+    return Call(arguments, seed, _entry(data["entry"]) if data.get("entry") is not None else None)
+
+
+def _entry(data: Any) -> Entry:
+    match data:
+        case {"names": dict() as names, "tensors": dict() as tensors}:
+            seen = {path: _spec(part, path) for path, part in tensors.items()}
+            models = tuple((path, spec) for path, spec in seen.items() if isinstance(spec, TensorSpec))
+            return Entry(tuple((name, _spec(part, name)) for name, part in names.items()), models)
+    raise ValueError('the entry of a call is {"names": {name: value}, "tensors": {path: tensor}}')
 
 
 def _spec(data: Any, where: str) -> Spec:

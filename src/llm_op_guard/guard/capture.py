@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import math
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from llm_op_guard.contract.model import Clause, Contract, Declare, LiteralType, Remember, Require
 from llm_op_guard.contract.path import Path, path_of
@@ -15,6 +17,7 @@ from llm_op_guard.guard import functions, memory
 from llm_op_guard.guard.bind import Bindings
 from llm_op_guard.guard.call import (
     Call,
+    Entry,
     IdentitySpec,
     MappingSpec,
     Number,
@@ -29,30 +32,65 @@ from llm_op_guard.guard.call import (
     row_order,
 )
 from llm_op_guard.guard.elements import offenders
-from llm_op_guard.guard.reading import UNSET, is_a, is_tensor, number_now, path_value
+from llm_op_guard.guard.reading import UNSET, Snapshot, is_a, is_tensor, number_now, path_value
 from llm_op_guard.guard.reads import reads_of
 
 # Of a container so many items are kept.
 MOST_ITEMS = 64
+# Of a row that breaks a rule as a whole so many elements are kept, or none.
+MOST_OF_A_ROW = 32
 _DEEPEST = 6
 
 
-def capture(contract: Contract, arguments: Mapping[str, Any], broken: Collection[str] = ()) -> Call:
+class Known(NamedTuple):
+    """What the check before a call hands on to the one after it: see `explain`, as `known` and `at_entry`."""
+
+    names: Mapping[str, Any]
+    tensors: Mapping[Path, Snapshot | None]
+
+
+def capture(
+    contract: Contract, arguments: Mapping[str, Any], broken: Collection[str] = (), before: Known | None = None
+) -> Call:
     """The call with these arguments, as far as the contract can see it: metadata, numbers, and texts that it spells.
 
-    Of what tensors hold, the elements that the rules named in `broken` point to, and nothing else.
+    Of what tensors hold, the elements that the rules named in `broken` point to, and nothing else. With what was known
+    `before` it, it is a call that has returned, and has its `result` among the arguments.
     """
-    below: dict[str, list[tuple[Step, ...]]] = {}
-    for path in read_paths(contract):
-        below.setdefault(path.root, []).append(path.steps)
+    below = _steps_below(contract)
     seen = _Capture(frozenset(texts_spelt(contract)))
     call = Call(tuple((name, seen.spec(value, below.get(name, []), _DEEPEST)) for name, value in arguments.items()))
+    if before is not None:
+        call = replace(call, entry=entry_of(contract, before))
     if broken or any(asked_of_objects(contract)):
-        bindings = Bindings(contract, [c for c in contract.clauses if not c.after_call], arguments, {}, False)
+        known, after_call = before.names if before is not None else {}, before is not None
+        clauses = [clause for clause in contract.clauses if after_call or not clause.after_call]
+        bindings = Bindings(contract, clauses, arguments, known, after_call)
         bindings.collect()
         call = _answered(call, contract, arguments, bindings)
         call = _with_offenders(call, contract, broken, bindings)
     return call
+
+
+def entry_of(contract: Contract, before: Known) -> Entry:
+    """What was known before a call, as data."""
+    below = _steps_below(contract)
+    seen = _Capture(frozenset(texts_spelt(contract)))
+    models = {str(path): _model(model) for path, model in before.tensors.items() if model is not None}
+    names = {name: seen.spec(value, below.get(name, []), _DEEPEST) for name, value in before.names.items()}
+    return Entry(tuple(names.items()), tuple(models.items()))
+
+
+def _model(model: Snapshot) -> TensorSpec:
+    shape = tuple(int(number_now(size)) for size in model.shape)
+    return TensorSpec(str(model.dtype).removeprefix("torch."), shape, str(model.device))
+
+
+def _steps_below(contract: Contract) -> dict[str, list[tuple[Step, ...]]]:
+    below: dict[str, list[tuple[Step, ...]]] = {}
+    for path in read_paths(contract):
+        below.setdefault(path.root, []).append(path.steps)
+    return below
 
 
 def _with_offenders(call: Call, contract: Contract, broken: Collection[str], bindings: Bindings) -> Call:
@@ -60,17 +98,27 @@ def _with_offenders(call: Call, contract: Contract, broken: Collection[str], bin
         if rule.id not in broken or not isinstance(rule.statement, Require):
             continue
         for path, index, value in offenders(rule.statement.expr.node, bindings.values):
-            spec, number = call.get(path), _number(value)
-            if isinstance(spec, TensorSpec) and number is not None and len(index) == len(spec.shape):
-                place = sum(i * s for i, s in zip(index, row_order(spec.shape), strict=True))
-                call = call.put(path, spec.with_element(place, number))
+            spec = call.get(path)
+            if isinstance(spec, TensorSpec):
+                first = sum(i * s for i, s in zip(index, row_order(spec.shape), strict=False))
+                for place, number in enumerate(_numbers(value, spec, index, path, bindings), first):
+                    spec = spec.with_element(place, number)
+                call = call.put(path, spec)
     return call
 
 
-def _number(value: Any) -> Number | None:
-    if is_tensor(value):
-        value = value.item()
-    return value if isinstance(value, bool | int | float) else None
+def _numbers(value: Any, spec: TensorSpec, index: tuple[int, ...], path: Path, bindings: Bindings) -> list[Number]:
+    """The element that breaks a rule, or the elements of a row that does: those stand side by side."""
+    if len(index) == len(spec.shape):
+        found = [value.item() if is_tensor(value) else value]
+    elif math.prod(spec.shape[len(index) :]) > MOST_OF_A_ROW:
+        return []
+    else:
+        try:
+            found = bindings.values.path(path)[index].reshape(-1).tolist()
+        except Exception:  # what cannot be read is not kept
+            return []
+    return [number for number in found if isinstance(number, bool | int | float)]
 
 
 def expressions_of(clause: Clause) -> list[ast.expr]:
@@ -142,7 +190,11 @@ class _Capture:
         if is_a(value, str):
             text = str.__str__(value)
             return text if text in self._spelt else TextSpec(len(text))
+        if type(value) is memory.Identity:
+            return IdentitySpec()
         torch = sys.modules.get("torch")
+        if torch is not None and type(value) is torch.Size:
+            return SequenceSpec("tuple", tuple(int(number_now(size)) for size in value))
         if torch is not None and is_a(value, torch.dtype | torch.device):
             kind = "dtype" if is_a(value, torch.dtype) else "device"
             return TorchSpec(kind, str(value).removeprefix("torch."))

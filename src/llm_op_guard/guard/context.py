@@ -48,7 +48,7 @@ def call_site() -> CallSite | None:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and _is_wrapper(frame):
             frame = frame.f_back
-        return None if frame is None else _site(frame)
+        return None if frame is None else site_of(frame)
     except Exception:
         return None
 
@@ -60,7 +60,8 @@ def _is_wrapper(frame: FrameType) -> bool:
     return isinstance(module, str) and any(module == name or module.startswith(f"{name}.") for name in _WRAPPERS)
 
 
-def _site(frame: FrameType) -> CallSite:
+def site_of(frame: FrameType) -> CallSite:
+    """Where a frame is, and the module whose method it runs."""
     owner = frame.f_locals.get("self")
     layer = optional_attribute(owner, "layer_idx") if owner is not None else UNSET
     return CallSite(
@@ -99,7 +100,7 @@ def tensor_metadata(contract: Contract, arguments: Mapping[str, Any]) -> tuple[T
     try:
         for name, value in tensors_among(contract, arguments):
             if name not in found and len(found) < _MOST_TENSORS:
-                found[name] = _metadata(name, value)
+                found[name] = metadata_of(name, value)
     except Exception:  # an argument that does not even let itself be looked through
         return tuple(found.values())
     return tuple(found.values())
@@ -113,7 +114,8 @@ def tensor_named(name: str | None, contract: Contract, arguments: Mapping[str, A
         return None
 
 
-def _metadata(name: str, value: Any) -> TensorMetadata:
+def metadata_of(name: str, value: Any) -> TensorMetadata:
+    """What a tensor looks like. Never raises."""
     try:
         shape = tuple(number_now(size) for size in value.shape)
         return TensorMetadata(name, str(value.dtype).removeprefix("torch."), shape, str(value.device))

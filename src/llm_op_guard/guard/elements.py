@@ -67,7 +67,10 @@ def place(node: ast.expr, values: Values) -> str:
 
 
 def offenders(node: ast.expr, values: Values) -> Iterator[tuple[Path, tuple[int, ...], Any]]:
-    """The elements that value functions in an expression point to: of which tensor, where in it, and their values."""
+    """The elements that value functions in an expression point to: of which tensor, where in it, and their values.
+
+    Of a row its index alone, with None.
+    """
     for part in ast.walk(node):
         if not isinstance(part, ast.Call) or not isinstance(part.func, ast.Name) or part.func.id not in FUNCTIONS:
             continue
@@ -75,7 +78,7 @@ def offenders(node: ast.expr, values: Values) -> Iterator[tuple[Path, tuple[int,
         for element in found.elements if found is not None else ():
             whole, index = _whole(_arguments(part.func.id, part)[element.argument], element.index, values)
             path = path_of(whole)
-            if path is not None and index and element.value is not None:
+            if path is not None and index:
                 yield path, index, element.value
 
 

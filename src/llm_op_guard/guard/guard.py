@@ -12,8 +12,10 @@ from typing import Any, Literal, Protocol
 from llm_op_guard.contract.model import Contract, CostClass, Remember, Require
 from llm_op_guard.contract.path import Path
 from llm_op_guard.errors import GuardError, GuardInternalWarning, GuardWarning
+from llm_op_guard.guard.asked import in_calls
+from llm_op_guard.guard.capture import Known
 from llm_op_guard.guard.compile import compile_check
-from llm_op_guard.guard.context import any_beyond
+from llm_op_guard.guard.context import all_arguments, any_beyond
 from llm_op_guard.guard.deferred import Deferred
 from llm_op_guard.guard.explain import explain
 from llm_op_guard.guard.interpret import InterpretedCheck, is_interpreted
@@ -34,8 +36,13 @@ logger = logging.getLogger("llm_op_guard")
 class Reporter(Protocol):
     """What a guard tells its violations to; `api` hands it in."""
 
-    def report(self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any]) -> GuardError | None:
-        """Act on the violations of one call as the policy says; what is returned is raised."""
+    def report(
+        self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any], before: Known | None = None
+    ) -> GuardError | None:
+        """Act on the violations of one call as the policy says; what is returned is raised.
+
+        `before` is what was known before a call that has returned; then its `result` is among the arguments.
+        """
 
     def error(self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any]) -> GuardError:
         """The error for the violations of one call; nothing is recorded."""
@@ -51,7 +58,8 @@ class Guard:
     """One contract at one site.
 
     `operator` and `site` are what reports call it; `defaults` is the policy where nobody set one. `parameters` are
-    the arguments that its checks take, in order: the same for every choice of classes.
+    the arguments that its checks take, in order: the same for every choice of classes. `ask` judges the rules that ask
+    predicates, of all arguments of a call, and returns the error to raise, if any; it is for tests alone.
     """
 
     def __init__(
@@ -63,6 +71,7 @@ class Guard:
         defaults: Policy,
         reporter: Reporter,
         tally: Callable[[], None] | None = None,
+        ask: Callable[[Mapping[str, Any]], GuardError | None] | None = None,
     ) -> None:
         self.contract = contract
         self.operator = operator
@@ -70,9 +79,10 @@ class Guard:
         self.defaults = defaults
         self.reporter = reporter
         self._tally = tally
+        self._ask = ask
         whole = plan_check(contract, CLASSES)
         self.parameters: tuple[str, ...] = whole.parameters if whole is not None else ()
-        self._checks: dict[tuple[frozenset[CostClass], bool], _Checks] = {}
+        self._checks: dict[tuple[frozenset[CostClass], bool, bool], _Checks] = {}
         self._failed_inside = False
 
     @property
@@ -93,12 +103,30 @@ class Guard:
         """
         # Class B rules use the symbols that class A statements bind, so A is always compiled in.
         wanted = frozenset({"A", *classes})
-        key = (wanted, noted)
+        asking = in_calls() and self._ask is not None
+        key = (wanted, noted, asking)
         if key not in self._checks:
             make = self._interpreted if is_interpreted(self.contract) else self._generated
             before, after = make(wanted, noted)
+            before = self._asking(before, self._ask) if asking and self._ask is not None else before
             self._checks[key] = before, leaving(self._side("leaving")) if noted and after is None else after
         return self._checks[key]
+
+    def _asking(
+        self, check: Callable[..., Any], ask: Callable[[Mapping[str, Any]], GuardError | None]
+    ) -> Callable[..., Any]:
+        """The check before a call, and after it the predicates: of all arguments, since they may want others."""
+        parameters = self.parameters
+
+        def check_and_ask(*arguments: Any) -> Any:
+            state = check(*arguments)
+            if not is_tracing():
+                error = ask(all_arguments(dict(zip(parameters, arguments, strict=True))))
+                if error is not None:
+                    raise error
+            return state
+
+        return check_and_ask
 
     def _generated(self, classes: frozenset[CostClass], noted: bool) -> _Checks:
         before = plan_check(self.contract, classes)
@@ -223,7 +251,7 @@ class _Outcome:
         known = {name: value for name, value in zip(names, state, strict=False) if value is not None}
         at_entry = dict(zip(paths, state[len(names) :], strict=False))
         values = dict(zip(self._plan.parameters, arguments, strict=True))
-        return self._explained({**values, "result": result}, known=known, at_entry=at_entry)
+        return self._explained({**values, "result": result}, Known(known, at_entry))
 
     def traced(self, source: CheckSource, local: Local) -> GuardError | None:
         """The error for a call that is traced, whose values `local` gives; None where nothing is broken for sure."""
@@ -264,7 +292,7 @@ class _Outcome:
         """As `failed_after`, for a check that `explain` itself makes."""
         result, (_, known, at_entry, _), arguments = handed
         values = dict(zip(self._plan.parameters, arguments, strict=True))
-        return self._explained({**values, "result": result}, known=known, at_entry=at_entry)
+        return self._explained({**values, "result": result}, Known(known, at_entry))
 
     def noticed(self, doubts: list[int], arguments: tuple[Any, ...]) -> GuardError | None:
         """As `failed`, for broken suspect statements, given by number; saves explaining the same doubt every time."""
@@ -280,13 +308,7 @@ class _Outcome:
             return None
         return self.failed_after(arguments) if self._plan.after_call else self.failed(arguments)
 
-    def _explained(
-        self,
-        arguments: Mapping[str, Any],
-        *,
-        known: Mapping[str, Any] | None = None,
-        at_entry: Mapping[Path, Snapshot | None] | None = None,
-    ) -> GuardError | None:
+    def _explained(self, arguments: Mapping[str, Any], before: Known | None = None) -> GuardError | None:
         guard = self._guard
         try:
             if any_beyond(guard.contract, arguments):
@@ -298,11 +320,11 @@ class _Outcome:
                 arguments,
                 classes=judged,
                 after_call=self._plan.after_call,
-                known=known,
-                at_entry=at_entry,
+                known=before.names if before is not None else None,
+                at_entry=before.tensors if before is not None else None,
             )
             if violations:
-                return guard.reporter.report(guard, violations, arguments)
+                return guard.reporter.report(guard, violations, arguments, before)
             if judged == self._classes:
                 raise RuntimeError("the compiled check said no and explain found nothing")
         except GuardWarning:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from llm_op_guard.contract.model import CostClass
 from llm_op_guard.guard.call import Call, to_json
@@ -74,6 +74,25 @@ class LastSeen:
     calls_ago: int
     is_view: bool
     changes: int | None
+
+    @classmethod
+    def of(cls, data: Any) -> Self | None:
+        """What `Violation.to_dict` wrote, read again; None for anything else, which may stand in a file too."""
+        match data:
+            case {
+                "operator": str(),
+                "site": str(),
+                "when": "entering" | "leaving",
+                "valid": bool(),
+                "argument": str() | None,
+                "module_class": str() | None,
+                "layer_idx": int() | None,
+                "calls_ago": int(),
+                "is_view": bool(),
+                "changes": int() | None,
+            }:
+                return cls(**{name: data[name] for name in cls.__dataclass_fields__})
+        return None
 
     def __str__(self) -> str:
         text = f"last {'valid' if self.valid else 'seen'} {self.when} {self.operator}"

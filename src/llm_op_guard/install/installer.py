@@ -6,7 +6,7 @@ import importlib.util
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 from typing import Any, Protocol
@@ -52,6 +52,17 @@ class Integration(Protocol):
 
     def producers(self, module: ModuleType) -> Iterator[Producer]:
         """What makes tensors for them in a loaded module, and is followed where somebody tracks."""
+
+    def specimen(
+        self, contract: str, function: Callable[..., Any], owner: type | None
+    ) -> Callable[[], dict[str, Any]] | None:
+        """What makes real arguments of an operator with which it runs, for trials; None where no such are known.
+
+        `contract` is the one that holds for it, `rope:apply_rotary_pos_emb`, `owner` the class whose method it is.
+        """
+
+    def variants(self, owner: Any, wanted: Mapping[str, Any]) -> Iterator[None]:
+        """Change an object of this library, step by step, until functions of contracts answer what is wanted of it."""
 
 
 @dataclass

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import FunctionType
 
 from llm_op_guard.guard import ledger
+from llm_op_guard.guard.asked import in_calls
 from llm_op_guard.guard.guard import Guard
 from llm_op_guard.install.binding import PACKED, Binding
 from llm_op_guard.install.patch import Patch
@@ -32,7 +33,7 @@ class Site:
         self.patch = Patch(function, guard.parameters if binding is None else PACKED)
         self._binding = binding
         self._classes: frozenset[str] = frozenset()
-        self._noted = False
+        self._notes_and_asks = (False, False)
         self._lock = threading.Lock()
 
     @property
@@ -45,9 +46,9 @@ class Site:
         with self._lock:
             classes = anywhere(self.guard.defaults, self.guard.names) & self.guard.classes
             noted = ledger.is_on()
-            if classes == self._classes and noted == self._noted:
+            if classes == self._classes and (noted, in_calls()) == self._notes_and_asks:
                 return
-            self._classes, self._noted = classes, noted
+            self._classes, self._notes_and_asks = classes, (noted, in_calls())
             if not classes:
                 self._disarm()
                 return

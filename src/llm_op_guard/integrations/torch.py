@@ -7,7 +7,7 @@ were read in the versions of torch that are named here.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib import resources
 from types import BuiltinFunctionType, FunctionType, ModuleType
@@ -68,6 +68,19 @@ class TorchIntegration:
         """None: what these make is known by their guards."""
         yield from ()
 
+    def specimen(
+        self,
+        contract: str,
+        function: Callable[..., Any],  # noqa: ARG002 - the protocol's
+        owner: type | None,  # noqa: ARG002
+    ) -> Callable[[], dict[str, Any]] | None:
+        """What makes real arguments of an operator with which it runs."""
+        return lambda: _specimen(contract.partition(":")[2])
+
+    def variants(self, owner: Any, wanted: Mapping[str, Any]) -> Iterator[None]:  # noqa: ARG002
+        """None: no contract asks anything of an object here."""
+        yield from ()
+
 
 def _unknown(name: str, found: object) -> str | None:
     """Why a function is not guarded; None for one that is known."""
@@ -80,6 +93,26 @@ def _unknown(name: str, found: object) -> str | None:
     if isinstance(code, Refused):
         return code.reason
     return None if code.digest == CODE[name] else f"its code is not one that is known (fingerprint {code.digest})"
+
+
+def _specimen(operator: str) -> dict[str, Any]:
+    torch: Any = sys.modules[LIBRARY]
+    rows, columns, norm = torch.randn(2, 3, 8), torch.randn(8), {"normalized_shape": (8,)}
+    query, keys = torch.randn(2, 4, 3, 8), torch.randn(2, 2, 5, 8)
+    given: dict[str, dict[str, Any]] = {
+        "scaled_dot_product_attention": {
+            "query": query, "key": keys, "value": keys.clone(), "attn_mask": torch.ones(3, 5, dtype=torch.bool),
+            "dropout_p": 0.0, "is_causal": False, "enable_gqa": True,
+        },
+        "embedding": {"input": torch.arange(6).reshape(2, 3), "weight": torch.randn(8, 4), "padding_idx": 0},
+        "rms_norm": {"input": rows, **norm, "weight": columns},
+        "layer_norm": {"input": rows, **norm, "weight": columns, "bias": columns.clone()},
+        "cross_entropy": {
+            "input": torch.randn(4, 5), "target": torch.arange(4), "weight": torch.rand(5), "ignore_index": -100,
+            "label_smoothing": 0.0,
+        },
+    }  # fmt: skip
+    return given[operator]
 
 
 @cache

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llm_op_guard.guard.violation import LastSeen
 from llm_op_guard.report.log_page import log_page
 from llm_op_guard.report.terminal import Terminal
 
@@ -204,6 +205,8 @@ def _below(row: Row) -> Iterator[str]:
         for title, key in (("because", "because"), ("likely cause:", "hint")):
             if isinstance(text := row.example.get(key), str):
                 yield f"{title} {_printable(text)}"
+        if (seen := LastSeen.of(row.example.get("last_seen"))) is not None:
+            yield _printable(f"{row.example.get('argument')}: {seen}")
     places = [place for place, _ in row.call_sites.most_common() if place]
     if places:
         more = f" and {len(places) - 1} more" if len(places) > 1 else ""

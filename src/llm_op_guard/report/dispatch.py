@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.errors import GUARD_ERRORS, GuardError, GuardWarning
 from llm_op_guard.guard.call import Call
-from llm_op_guard.guard.capture import capture
+from llm_op_guard.guard.capture import Known, capture
 from llm_op_guard.guard.context import all_arguments, call_site, tensor_metadata, tensor_named
 from llm_op_guard.guard.guard import Guard
 from llm_op_guard.guard.ledger import last_seen
@@ -51,7 +51,9 @@ class Dispatcher:
         # By guard, not by its name: a function defined anew is another site.
         self._warned: WeakKeyDictionary[Guard, set[str]] = WeakKeyDictionary()
 
-    def report(self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any]) -> GuardError | None:
+    def report(
+        self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any], before: Known | None = None
+    ) -> GuardError | None:
         """Return the error to raise, warn or only record, as the policy says for each violation's class.
 
         A suspect rule never does more than warn. Whatever is warned of is warned of once per rule and site. What is
@@ -61,7 +63,7 @@ class Dispatcher:
         acted = [(violation, _action(effective, violation)) for violation in violations]
         acted = [(violation, action) for violation, action in acted if action is not Action.OFF]
         whole = all_arguments(arguments)
-        dressed = _dressed(guard, [self._waived(guard, violation) for violation, _ in acted], whole)
+        dressed = _dressed(guard, [self._waived(guard, violation) for violation, _ in acted], whole, before)
         for violation in dressed:
             self.record.add(violation)
         told = [(v, action) for v, (_, action) in zip(dressed, acted, strict=True) if v.waived is None]
@@ -156,10 +158,12 @@ def _action(effective: Policy, violation: Violation) -> Action:
     return Action.WARN if action is Action.RAISE and not violation.certain else action
 
 
-def _dressed(subject: Subject, violations: list[Violation], arguments: Mapping[str, Any]) -> list[Violation]:
+def _dressed(
+    subject: Subject, violations: list[Violation], arguments: Mapping[str, Any], before: Known | None = None
+) -> list[Violation]:
     """The violations with what surrounds them: the arguments are all that there are."""
     caller, tensors = call_site(), tensor_metadata(subject.contract, arguments)
-    call = _captured(subject.contract, arguments, [violation.rule_id for violation in violations])
+    call = _captured(subject.contract, arguments, [violation.rule_id for violation in violations], before)
     return [
         replace(
             violation,
@@ -174,9 +178,9 @@ def _dressed(subject: Subject, violations: list[Violation], arguments: Mapping[s
     ]
 
 
-def _captured(contract: Contract, arguments: Mapping[str, Any], broken: list[str]) -> Call | None:
+def _captured(contract: Contract, arguments: Mapping[str, Any], broken: list[str], before: Known | None) -> Call | None:
     try:
-        return capture(contract, arguments, broken)
+        return capture(contract, arguments, broken, before)
     except Exception:  # arguments that do not even let themselves be described: the diagnosis goes without
         logger.debug("a call could not be kept as data", exc_info=True)
         return None

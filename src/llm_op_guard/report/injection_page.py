@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -45,6 +46,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "items": ("one item fewer", "one item more", "other items"),
     "batch": ("empty batch", "doubled batch"),
     "several": ("several changes",),
+    "results": ("result: ",),
 }
 OTHER_KINDS = "other"
 _ALARMS, _OPEN = "false alarms", "not checked"
@@ -61,7 +63,9 @@ _UNGUARDED = {
     "not run": ("not run", "not run"),
 }
 _NOT_RUN = "not run"
+_LONG_CALL = 80
 _GRAVE = ("died", "hung", "silent")
+_A_FINDING = "missed, caught by another rule, a false alarm, or a capsule that does not replay"
 _FINDINGS = ("missed", "other", "alarm")
 _LEGEND = {
     "missed": "missed: the guard let a broken call pass; as a false alarm: it stopped a valid one",
@@ -76,7 +80,8 @@ _LEGEND = {
 }
 _OPEN_POINTS = {
     "rules_without_mutant": "Rules that no call was found to break",
-    "promises": "Promises, which the operator keeps and no call breaks",
+    "capsules_that_do_not_replay": "Capsules that do not replay to the same rule",
+    "capsules_telling_of_another_element": "Capsules that tell of another element when they are replayed",
     "possibly_too_strict": "Possibly too strict: without a guard nothing changed",
     "valid_calls_that_fail_unguarded": "Valid calls that the operator itself does not take, by error",
 }
@@ -86,8 +91,10 @@ def injection_page(document: Mapping[str, Any]) -> str:
     """The page; `document` is what `llm-op-guard inject --json` writes."""
     summary, contracts = document["summary"], document["contracts"]
     cases: dict[str, list[Mapping[str, Any]]] = {contract["contract"]: [] for contract in contracts}
+    again = f"--seed {document['seed']} --valid {document['valid']} --case"
     for case in document["cases"]:
-        cases[case["contract"]].append(case)
+        command = f"llm-op-guard inject {case['contract']} {again} {case['id']}"
+        cases[case["contract"]].append({**case, "command": command})
     rows = [_row(contract, cases[contract["contract"]]) for contract in contracts]
     left_out = [(entry["contract"], entry["reason"]) for entry in document["left_out"]]
     rows += [Row(name, {}, reason=f"left out: {reason}") for name, reason in left_out if name not in cases]
@@ -96,7 +103,7 @@ def injection_page(document: Mapping[str, Any]) -> str:
     return page(
         f"Injection: {counted(len(contracts), 'contract')}, seed {document['seed']}",
         beside(_checked(summary, document["cases"]), _unchecked(contracts, left_out)),
-        matrix("contract", columns, rows, "missed, caught by another rule, or a false alarm", _LEGEND),
+        matrix("contract", columns, rows, _A_FINDING, _LEGEND),
     )
 
 
@@ -115,7 +122,8 @@ def _row(contract: Mapping[str, Any], cases: Sequence[Mapping[str, Any]]) -> Row
     if opens := _open_points(contract):
         count = sum(len(contract[key]) for key in _OPEN_POINTS) + (not contract["operator"])
         cells[_OPEN] = Cell("unchecked", str(count), opens=opens)
-    return Row(contract["contract"], cells, any(cell.look in _FINDINGS for cell in cells.values()))
+    is_finding = bool(contract["capsules_that_do_not_replay"]) or any(c.look in _FINDINGS for c in cells.values())
+    return Row(contract["contract"], cells, is_finding)
 
 
 def _cell(cases: Sequence[Mapping[str, Any]]) -> Cell:
@@ -162,13 +170,21 @@ def _case(case: Mapping[str, Any]) -> Node:
     return element(
         "article",
         element("h3", "breaks ", element("code", case["rule"]), f" by: {case['kind']}"),
-        element("pre", case["call"]),
+        element("pre", _call(case)),
         beside(
             side("without a guard", badge(look, said), element("p", case["unguarded"]["text"])),
             side("with its guard", badge(_look(case), case["guarded"]), element("p", case["message"])),
         ),
-        element("p", f"case {case['id']}", class_="faint"),
+        element("p", "again: ", element("code", case["command"]), class_="faint"),
     )
+
+
+def _call(case: Mapping[str, Any]) -> str:
+    """The call; where it is long, with a line for each argument."""
+    text, names = str(case["call"]), case["arguments"].get("arguments", {})
+    if len(text) <= _LONG_CALL or not names:
+        return text
+    return re.sub(rf", (?=(?:{'|'.join(map(re.escape, names))})=)", ",\n", text)
 
 
 def _valid_calls(contract: Mapping[str, Any]) -> Cell:
@@ -197,8 +213,10 @@ def _open_points(contract: Mapping[str, Any]) -> tuple[Node, ...]:
     return tuple(parts)
 
 
-def _lines(found: Iterable[str] | Mapping[str, int]) -> list[str]:
-    return [f"{count} of: {text}" for text, count in found.items()] if isinstance(found, Mapping) else list(found)
+def _lines(found: Iterable[str | Mapping[str, str]] | Mapping[str, int]) -> list[str]:
+    if isinstance(found, Mapping):
+        return [f"{count} of: {text}" for text, count in found.items()]
+    return [line if isinstance(line, str) else f"{line['rule']}: {line['reason']}" for line in found]
 
 
 def _checked(summary: Mapping[str, int], cases: Sequence[Mapping[str, Any]]) -> Node:
@@ -207,11 +225,14 @@ def _checked(summary: Mapping[str, int], cases: Sequence[Mapping[str, Any]]) -> 
     mutants, calls = summary["mutants"], counted(summary["valid_calls"], "valid call")
     wrong = ["mutants caught"] if summary["caught"] < mutants else []
     wrong += [_ALARMS] if summary["false_alarms"] else []
+    wrong += ["capsules that replay"] if summary["capsules_replayed"] < summary["capsules"] else []
     numbers = {
         "mutants caught": f"{summary['caught']} of {mutants}",
         "by the intended rule": f"{summary['caught_by_intended_rule']} of {mutants}",
         _ALARMS: f"{summary['false_alarms']} of {calls}",
         "rules broken": f"{summary['rules_with_mutants']} of {summary['rules']}",
+        "capsules that replay": f"{summary['capsules_replayed']} of {summary['capsules']}, the largest of "
+        f"{summary['largest_capsule']} bytes",
         "the mutants without a guard": ", ".join(f"{outcomes[kind]} {_word(kind)}" for kind in worst_first) or "none",
     }
     return section("Checked", figures(numbers, wrong))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from llm_op_guard.guard.violation import LastSeen
 from llm_op_guard.report.page import (
     Cell,
     Node,
@@ -125,6 +126,9 @@ def _diagnosis(example: Any) -> Iterator[str]:
     for title, key in (("because", "because"), ("likely cause:", "hint")):
         if text := _text(example, key):
             yield f"  {title} {text}"
+    seen = LastSeen.of(example.get("last_seen")) if isinstance(example, Mapping) else None
+    if seen is not None:
+        yield f"  {_text(example, 'argument')}: {seen}"
     yield ""
     tensors = _entries(example, "tensors")
     width = min(max((len(_text(tensor, "name")) for tensor in tensors), default=0), _WIDEST_NAME)

@@ -96,7 +96,8 @@ def matrix(corner: str, columns: Sequence[str], rows: Sequence[Row], finding: st
     if 0 < found < len(rows):
         box = element("input", type="checkbox", id="findings")
         above = element("label", box, f" only the rows with a finding ({finding}): {found} of {len(rows)}")
-    return section("Matrix", above, table, _legend(signs), *panels)
+    # What the looks mean comes before a table of which the end may be some screens away.
+    return section("Matrix", _legend(signs), above, table, *panels)
 
 
 def _line(number: int, row: Row, columns: Sequence[str], panels: list[Node]) -> Node:

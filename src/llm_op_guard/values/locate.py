@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llm_op_guard.guard.functions import Element, Located, Locator
-from llm_op_guard.guard.reading import require_readable, unseen
+from llm_op_guard.guard.readable import require_readable, unseen
 from llm_op_guard.values import plain, verdicts
 from llm_op_guard.values.pieces import pieces
 
@@ -175,11 +175,17 @@ def _first(
     taken_apart = (pieces(x, whole_rows=whole_rows) for x in tensors)
     for parts in zip(*taken_apart, strict=True):
         found = wanted(*(piece.part for piece in parts))
-        if here := int(found.sum()):
-            if index is None:
-                index = parts[0].where(_index(int(found.reshape(-1).view(_uint8()).argmax()), found.shape))
-            count += here
+        count += int(found.sum())
+        if index is None and (here := first_true(found)) is not None:
+            index = parts[0].where(here)
     return None if index is None else (index, count)
+
+
+def first_true(wanted: Any) -> tuple[int, ...] | None:
+    """The index of the first true element of a bool tensor, in row order."""
+    if not wanted.any():
+        return None
+    return _index(int(wanted.reshape(-1).view(_uint8()).argmax()), wanted.shape)
 
 
 def _index(position: int, shape: Any) -> tuple[int, ...]:

@@ -11,7 +11,8 @@ import math
 import sys
 from typing import Any
 
-from llm_op_guard.guard.reading import NotApplicable, require_readable, unseen
+from llm_op_guard.guard.readable import require_readable, unseen
+from llm_op_guard.guard.reading import NotApplicable
 
 
 def finite(x: Any) -> bool:

@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from llm_op_guard.guard.reading import NotApplicable, require_readable, unseen
+from llm_op_guard.guard.readable import require_readable, unseen
+from llm_op_guard.guard.reading import NotApplicable
 from llm_op_guard.values import plain
 from llm_op_guard.values.extremes import Reads, extremes
 from llm_op_guard.values.pieces import MOST_ELEMENTS, gathered, pieces

@@ -6,8 +6,9 @@ library has its file, with its families of code and `candidates`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
+from typing import Any
 
 from llm_op_guard.contract.vocabulary import declare
 from llm_op_guard.guard import functions
@@ -24,6 +25,7 @@ from llm_op_guard.integrations.transformers import (
     moe,
     norms,
     rope,
+    specimens,
 )
 from llm_op_guard.integrations.transformers.known import LIBRARY
 
@@ -75,6 +77,16 @@ class TransformersIntegration:
     def producers(self, module: ModuleType) -> Iterator[Producer]:
         """The modules that make the tables of rotary embeddings."""
         return rope.producers(module)
+
+    def specimen(
+        self, contract: str, function: Callable[..., Any], owner: type | None
+    ) -> Callable[[], dict[str, Any]] | None:
+        """What makes real arguments of an operator with which it runs."""
+        return specimens.specimen(contract, function, owner)
+
+    def variants(self, owner: Any, wanted: Mapping[str, Any]) -> Iterator[None]:
+        """Caches, configurations and models that answer otherwise."""
+        return specimens.variants(owner, wanted)
 
 
 def register() -> None:
