@@ -44,7 +44,7 @@ def _readable_test() -> Callable[[Any], bool]:
     if torch is None:
         raise NotApplicable  # there are no tensors yet
     kinds = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
-    strided, is_capturing = torch.strided, torch.cuda.is_current_stream_capturing
+    strided = torch.strided
     is_compiling, traces = torch.compiler.is_compiling, torch._C._get_tracing_state
     # Whoever watches or replaces operations (make_fx, fake tensors, counters) must not see ours.
     modes, is_wrapped = torch._C._len_torch_dispatch_stack, torch._C._functorch.is_functorch_wrapped_tensor
@@ -58,7 +58,7 @@ def _readable_test() -> Callable[[Any], bool]:
             and x.layout is strided
             and not (x.is_meta or x.is_nested or x.is_quantized)
             and not is_wrapped(x)
-            and not (x.is_cuda and is_capturing())
+            and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
         )
 
     return is_readable
