@@ -8,17 +8,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from llm_op_guard.guard.functions import Element, Located, Locator
+from llm_op_guard.guard.functions import NEAR, Element, Located, Locator
 from llm_op_guard.guard.readable import require_readable, unseen
 from llm_op_guard.values import plain, verdicts
 from llm_op_guard.values.pieces import pieces
 
 
 def not_finite(x: Any) -> Located | None:
-    """The first element that is NaN or infinite."""
-    return _element(x, plain.not_finite)
+    """The first element that is NaN or infinite; and how near the others come to the largest number of their dtype."""
+    found = _element(x, plain.not_finite)
+    return None if found is None else replace(found, note=_headroom(x))
+
+
+def _headroom(x: Any) -> str:
+    import torch  # noqa: PLC0415 - only who has tensors
+
+    if not x.dtype.is_floating_point:
+        return ""
+    most = torch.finfo(x.dtype).max
+    largest = max(float(plain.comparable(p.part)[0].abs().nan_to_num(0.0, 0.0, 0.0).max()) for p in pieces(x))
+    if not NEAR * most <= largest < most:  # masks are filled with the lowest number itself
+        return ""
+    name = str(x.dtype).removeprefix("torch.")
+    return f"the largest finite one is {largest:g}, {largest / most:.0%} of what {name} holds"
 
 
 def outside(x: Any, low: Any, high: Any, allow: Any = ()) -> Located | None:
