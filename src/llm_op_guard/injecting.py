@@ -68,7 +68,10 @@ def main(out: Terminal, complaints: Terminal, wanted: Wanted) -> bool:
         complaints.line(f"[{len(results)}/{len(_chosen)}] {result.contract}: {result.seconds:.1f} s")
     results.sort(key=lambda result: list(_chosen).index(result.contract))
     if wanted.case is not None and not any(result.cases for result in results):
-        raise InjectError(f"there is no case {wanted.case!r} with seed {wanted.seed}: ids stand in the JSON of --json")
+        raise InjectError(
+            f"there is no case {wanted.case!r} with --seed {wanted.seed} --valid {wanted.valid}: "
+            "the JSON of --json has with each case the command for it"
+        )
     _show(out, results, left_out, wanted)
     _write(results, left_out, wanted)
     return not any(result.failed for result in results)
@@ -111,8 +114,10 @@ def _injected(wanted: Wanted) -> Iterator[Injected]:
         for name in _chosen:
             yield _one(name, wanted)
         return
+    # The largest first: none of them is waited for alone at the end.
+    names = sorted(_chosen, key=lambda name: -len(_chosen[name][0].rules))
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork")) as pool:
-        for future in as_completed([pool.submit(_one, name, wanted) for name in _chosen]):
+        for future in as_completed([pool.submit(_one, name, wanted) for name in names]):
             yield future.result()
 
 

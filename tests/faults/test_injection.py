@@ -231,7 +231,7 @@ def test_an_unknown_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     file = tmp_path / "mine.contract"
     file.write_text(FILE)
     assert main(["inject", str(file), "--valid", "5", "--case", "nothing"]) == 2
-    assert "there is no case 'nothing' with seed 0" in capsys.readouterr().err
+    assert "there is no case 'nothing' with" in capsys.readouterr().err
 
 
 def test_contract_of() -> None:

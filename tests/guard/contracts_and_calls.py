@@ -230,6 +230,8 @@ def value(rng: random.Random) -> Any:
             (_tensor(rng), _tensor(rng)),
             (None, 3),
             object(),
+            # What looks like a tensor and is none.
+            SimpleNamespace(shape=(2, 1), ndim=2, dtype=torch.float32, device=torch.device("cpu")),
         )
     )
 

@@ -36,6 +36,7 @@ def contract(name: str, **changes: Any) -> Any:
         "valid_calls": 20,
         "false_alarms": [],
         "rules_without_mutant": [],
+        "rules_that_no_call_can_break": [],
         "capsules": 4,
         "largest_capsule": 900,
         "capsules_that_do_not_replay": [],

@@ -132,7 +132,7 @@ class Implications:
         if id(known) not in self._said:
             found: set[tuple[str, bool]] = set()
             if isinstance(known, Condition):
-                found = {self._text(part, not truth) for part, truth in _settled(known.test.node, known.wanted)}
+                found = {self._text(part, not truth) for part, truth in settled(known.test.node, known.wanted)}
             elif isinstance(known.statement, Require):
                 found = {self._text(part, not truth) for part, truth in _first(known.statement.expr.node, truth=True)}
             self._said[id(known)] = found
@@ -175,15 +175,15 @@ def may_break(node: ast.expr) -> bool:
     return False
 
 
-def _settled(node: ast.expr, truth: bool) -> Iterator[tuple[ast.expr, bool]]:
+def settled(node: ast.expr, truth: bool) -> Iterator[tuple[ast.expr, bool]]:
     """The parts of a test that came out so, each with how it came out for certain."""
     yield node, truth
     match node:
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            yield from _settled(operand, not truth)
+            yield from settled(operand, not truth)
         case ast.BoolOp(op=op, values=parts) if isinstance(op, ast.And) is truth:
             for part in parts:
-                yield from _settled(part, truth)
+                yield from settled(part, truth)
 
 
 def _first(node: ast.expr, *, truth: bool) -> Iterator[tuple[ast.expr, bool]]:

@@ -419,8 +419,9 @@ class Contract:
     `parameters` are the operator's parameter names in order, `signature` the parameter list of a stub as it is written
     (None for a contract that has that of its function); `constants` the values that its file names; `imports` the
     predicates that it asks, by name, with their modules; `symbols` the names that stand for sizes, groups of sizes,
-    dtypes and devices; `assigned` the names that the contract itself defines. In `plans` the guards made from this
-    contract share what they have worked out.
+    dtypes and devices; `tensors` the parameters that are declared as tensors or None, and as nothing else; `assigned`
+    the names that the contract itself defines. In `plans` the guards made from this contract share what they have
+    worked out.
     """
 
     name: str
@@ -433,6 +434,7 @@ class Contract:
     constants: dict[str, Any] = field(compare=False, repr=False, default_factory=dict)
     imports: dict[str, str] = field(compare=False, repr=False, default_factory=dict)
     symbols: dict[str, SymbolKind] = field(compare=False, repr=False, default_factory=dict)
+    tensors: frozenset[str] = field(compare=False, repr=False, default=frozenset())
     clauses: tuple[Clause, ...] = field(compare=False, repr=False, default=())
     rules: tuple[Rule, ...] = field(compare=False, repr=False, default=())
     # Kept here, not in a dict of contracts: those that say the same are equal, whatever their constants and places.

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from llm_op_guard.contract.costs import check_costs, classified
 from llm_op_guard.contract.expressions import names_in, steps_of, suggestion
+from llm_op_guard.contract.implied import may_break
 from llm_op_guard.contract.loops import unrolled, written_out
 from llm_op_guard.contract.model import (
     Alternative,
@@ -46,7 +47,15 @@ from llm_op_guard.contract.solve import inverse
 from llm_op_guard.contract.source import Place, Source
 from llm_op_guard.contract.uses import Uses
 from llm_op_guard.contract.vocabulary import DEVICE_TYPES, DTYPE_NAMES, DTYPE_SETS, FUNCTIONS, KEYWORDS, dtype_names
-from llm_op_guard.contract.walk import binders, declared_paths, items_of, paths_in_type, solvable, tensor_types
+from llm_op_guard.contract.walk import (
+    binders,
+    declared_paths,
+    items_of,
+    paths_in_type,
+    solvable,
+    tensor_types,
+    tensors_declared,
+)
 
 # Far above any real contract; what is done for one is not always linear in these.
 MAX_CLAUSES = 2000
@@ -63,6 +72,7 @@ def validated(contract: Contract) -> Contract:
     symbols = _symbols(contract)
     contract = replace(contract, symbols=symbols)
     contract = replace(contract, clauses=classified(contract))
+    contract = replace(contract, tensors=tensors_declared(contract))
     uses, names = Uses(contract), _Names(contract)
     for clause in contract.clauses:
         _check_names(clause, contract, names)
@@ -74,7 +84,7 @@ def validated(contract: Contract) -> Contract:
     _check_binders(contract)
     check_costs(contract)
     _check_memory(contract)
-    rules = tuple(rule for clause in contract.clauses for rule in _rules(clause))
+    rules = tuple(rule for clause in contract.clauses for rule in rules_of(clause))
     _check_repeated(rules, contract)
     check_satisfiable(contract)
     # One rule may stand in several branches.
@@ -391,12 +401,13 @@ def _occurrences(name: str, contract: Contract) -> int:
 # ---------------------------------------------------------------- rules
 
 
-def _rules(clause: Clause) -> Iterator[Rule]:
+def rules_of(clause: Clause) -> Iterator[Rule]:
+    """What a call can break of a statement; a name for a value that every call has is no rule."""
     statement = clause.statement
     match statement:
         case Require():
             yield Rule(statement.id, clause.cost_class, statement.reason.certain, statement)
-        case Assign():
+        case Assign(expr=expr) if may_break(expr.node):
             yield Rule(statement.text, clause.cost_class, True, statement)
         case Declare():
             for path, declared in declared_paths(statement.path, statement.type):
@@ -406,12 +417,13 @@ def _rules(clause: Clause) -> Iterator[Rule]:
 
 def _aspects(declared: Type) -> Iterator[str]:
     """What can be wrong with a declared value: its type; of a tensor, also what the type says of it."""
-    yield "type"
+    if not any(a == ScalarType("object") for a in declared.alternatives):
+        yield "type"
     tensors = [a for a in declared.alternatives if isinstance(a, TensorType)]
     likes = any(isinstance(a, Like) for a in declared.alternatives)
     if likes or any(DtypeSet("any") not in tensor.dtypes for tensor in tensors):
         yield "dtype"
-    if likes or any(tensor.dims is not None for tensor in tensors):
+    if likes or any(tensor.dims not in (None, (Rest(None),)) for tensor in tensors):
         yield "shape"
     if likes or any(tensor.devices is not None for tensor in tensors):
         yield "device"

@@ -15,6 +15,7 @@ from llm_op_guard.contract.model import (
     Expr,
     Like,
     ListType,
+    NoneType,
     RestOf,
     ScalarType,
     Size,
@@ -114,6 +115,21 @@ def solvable(contract: Contract) -> list[tuple[Expr, Clause]]:
         and dim.expr.symbol is None
         and not contract.symbols.keys().isdisjoint(names_in(dim.expr.node))
     ]
+
+
+def tensors_declared(contract: Contract) -> frozenset[str]:
+    """The parameters that are declared as tensors or None, and as nothing else in any branch."""
+    declared: dict[str, list[Alternative]] = {}
+    for clause in contract.clauses:
+        if isinstance(clause.statement, Declare) and not clause.after_call and not clause.statement.path.steps:
+            declared.setdefault(clause.statement.path.root, []).extend(clause.statement.type.alternatives)
+    return frozenset(
+        name
+        for name, alternatives in declared.items()
+        if name in contract.parameters
+        and any(isinstance(a, TensorType | Like) for a in alternatives)
+        and all(isinstance(a, TensorType | Like | NoneType) for a in alternatives)
+    )
 
 
 def numbers_declared(contract: Contract) -> frozenset[str]:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from llm_op_guard.contract.path import Path
-from llm_op_guard.faults.ingredients import SMALL_NUMBERS, Ingredient, Ingredients
-from llm_op_guard.guard.call import Call, MappingSpec, ObjectSpec, SequenceSpec, Spec, TensorSpec, TextSpec, row_order
+from llm_op_guard.faults.ingredients import SMALL_NUMBERS, Ingredient, Ingredients, misspelling
+from llm_op_guard.guard.call import (
+    Call,
+    MappingSpec,
+    ObjectSpec,
+    SequenceSpec,
+    Spec,
+    TensorSpec,
+    TextSpec,
+    TorchSpec,
+    row_order,
+)
 from llm_op_guard.guard.reading import UNSET
 
 # The dtypes that one is taken for most easily.
@@ -36,14 +47,25 @@ class Edit:
 
 def edits_at(call: Call, choice: Ingredient, made_of: Ingredients, hints: tuple[int, ...]) -> Iterator[Edit]:
     """Every change to one thing in a call; `hints` are numbers of the call that are worth trying."""
-    path = choice.path
-    spec = call.get(path)
-    for kind, new in _changes(spec, made_of, hints):
-        if new is UNSET and not path.steps:
-            continue  # a parameter that is left out has its default; None is as good as that
-        changed = call.without(path) if new is UNSET else call.put(path, new)
-        if changed != call:
-            yield Edit(kind, path, changed)
+    for kind, new in _changes(call, choice, made_of, hints):
+        edit = _edit(call, choice.path, kind, new)
+        if edit is not None:
+            yield edit
+
+
+def an_edit_at(
+    call: Call, choice: Ingredient, made_of: Ingredients, hints: tuple[int, ...], random_of: random.Random
+) -> Edit | None:
+    """One of these changes, or None."""
+    changes = list(_changes(call, choice, made_of, hints))
+    return _edit(call, choice.path, *random_of.choice(changes)) if changes else None
+
+
+def _edit(call: Call, path: Path, kind: str, new: Any) -> Edit | None:
+    if new is UNSET and not path.steps:
+        return None  # a parameter that is left out has its default; None is as good as that
+    changed = call.without(path) if new is UNSET else call.put(path, new)
+    return Edit(kind, path, changed) if changed != call else None
 
 
 def swaps(call: Call) -> Iterator[Edit]:
@@ -68,17 +90,24 @@ def of_the_batch(call: Call) -> Iterator[Edit]:
             yield Edit(kind, Path(call.arguments[0][0]), changed)
 
 
-def of_sizes(call: Call) -> Iterator[Edit]:
-    """A size in every tensor that has it: what a symbol stands for."""
+def of_sizes(call: Call, numbers: Iterable[int] = ()) -> Iterator[Edit]:
+    """A size in every tensor that has it: what a symbol stands for. `numbers` are sizes that are worth trying."""
     for size in dict.fromkeys(size for _, spec in call.tensors() for size in spec.shape):
-        for kind, other in {"one more": size + 1, "one fewer": size - 1, "twice": 2 * size, "half": size // 2}.items():
-            changed = call
-            for path, spec in call.tensors():
-                if other >= 0 and size in spec.shape:
-                    shape = tuple(other if axis == size else axis for axis in spec.shape)
-                    changed = changed.put(path, replace(spec, shape=shape, strides=None, at=()))
-            if changed != call:
-                yield Edit(f"{kind} everywhere", Path(call.arguments[0][0]), changed)
+        near = {size + 1: "one more", size - 1: "one fewer", 2 * size: "twice", size // 2: "half"}
+        for other in dict.fromkeys((*near, *numbers)):
+            if other >= 0 and other != size:
+                kind = f"{near.get(other, 'another size')} everywhere"
+                yield Edit(kind, Path(call.arguments[0][0]), resized(call, size, other))
+
+
+def resized(call: Call, size: int, other: int) -> Call:
+    """The call with another size wherever a tensor has this one."""
+    changed = call
+    for path, spec in call.tensors():
+        if size in spec.shape:
+            shape = tuple(other if axis == size else axis for axis in spec.shape)
+            changed = changed.put(path, replace(spec, shape=shape, strides=None, at=()))
+    return changed
 
 
 def of_dtypes(call: Call) -> Iterator[Edit]:
@@ -92,19 +121,24 @@ def of_dtypes(call: Call) -> Iterator[Edit]:
             yield Edit("another dtype everywhere", Path(call.arguments[0][0]), changed)
 
 
-def _changes(spec: Spec | Any, made_of: Ingredients, hints: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
+def _changes(call: Call, choice: Ingredient, made_of: Ingredients, hints: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
+    spec = call.get(choice.path)
     if isinstance(spec, TensorSpec):
         yield from _of_tensor(spec, made_of, hints)
+        for shape in dict.fromkeys(other.shape for _, other in call.tensors()):
+            if shape != spec.shape:
+                yield "the shape of another", replace(spec, shape=shape, strides=None, at=())
+        yield "an array that is no tensor", _array(spec)
         yield "missing", None
     elif isinstance(spec, MappingSpec):
         for name, value in spec.items:
             rest = tuple(pair for pair in spec.items if pair[0] != name)
             yield "missing name", MappingSpec(rest)
             if len(name) > 3:
-                yield "misspelt name", MappingSpec((*rest, (name[:1] + name[2:], value)))
+                yield "misspelt name", MappingSpec((*rest, (misspelling(name), value)))
         for text in made_of.texts:
             if text.isidentifier() and len(text) > 3:
-                yield "misspelt name", MappingSpec((*spec.items, (text[:1] + text[2:], 1)))
+                yield "misspelt name", MappingSpec((*spec.items, (misspelling(text), 1)))
         yield "missing", None
     elif isinstance(spec, SequenceSpec):
         if spec.items:
@@ -147,6 +181,8 @@ def _kind_of_number(spec: Spec | Any, number: int | float) -> str:
         near = {spec + 1: "one more", spec - 1: "one fewer", spec * 2: "twice"}
         if number in near:
             return near[number]
+        if 0 <= number < spec:
+            return "a stale number"  # a length of before
     return "a negative number" if number < 0 else "another number"
 
 
@@ -165,8 +201,15 @@ def _of_tensor(spec: TensorSpec, made_of: Ingredients, hints: tuple[int, ...]) -
         for axis, size in enumerate(spec.shape):
             if size > 1:
                 yield "expanded strides", replace(spec, strides=(*strides[:axis], 0, *strides[axis + 1 :]))
-    if spec.elements:
+    if spec.elements and spec.device != "meta":  # which holds no elements
         yield from _values(spec, made_of, hints)
+
+
+def _array(spec: TensorSpec) -> ObjectSpec:
+    """What looks like a tensor and is none: an array of another library, a wrapper around one."""
+    shape = SequenceSpec("tuple", spec.shape)
+    dtype, device = TorchSpec("dtype", spec.dtype), TorchSpec("device", spec.device)
+    return ObjectSpec("array", (("shape", shape), ("ndim", len(spec.shape)), ("dtype", dtype), ("device", device)))
 
 
 def _shapes(shape: tuple[int, ...], hints: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -185,6 +228,8 @@ def _shapes(shape: tuple[int, ...], hints: tuple[int, ...]) -> Iterator[tuple[st
         for hint in hints[:8]:
             if hint != size:
                 yield f"another size in axis {axis}", (*shape[:axis], hint, *shape[axis + 1 :])
+    if shape:
+        yield "no dimensions", ()
     for axis in range(len(shape)):
         yield "rank - 1", (*shape[:axis], *shape[axis + 1 :])
         for other in range(axis + 1, len(shape)):
@@ -204,7 +249,8 @@ def _transposed(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _values(spec: TensorSpec, made_of: Ingredients, hints: tuple[int, ...]) -> Iterator[tuple[str, TensorSpec]]:
-    places = dict.fromkeys((0, spec.elements // 2, spec.elements - 1))
+    places = {0: "first", spec.elements - 1: "last"}
+    places = {spec.elements // 2: "in the middle"} | places
     is_real = spec.dtype.startswith(("float", "bfloat"))
     bounds = [n for n in (*hints, *made_of.numbers) if isinstance(n, int)]
     numbers: list[int | float] = [
@@ -223,8 +269,8 @@ def _values(spec: TensorSpec, made_of: Ingredients, hints: tuple[int, ...]) -> I
     elif is_real:
         numbers = [float("nan"), float("inf"), -float("inf"), 0, 1, -1, 0.5, 1e30, *made_of.numbers, *bounds]
     for number in dict.fromkeys(numbers):
-        for place in places:
-            yield f"element {number}", spec.with_element(place, number)
+        for place, where in places.items():
+            yield f"element {number}, {where}", spec.with_element(place, number)
     columns = spec.shape[-1] if spec.shape else 1
     for name, fill in {"all 0": (0,), "all 1": (1,), "0 and 1": (0, 1), "1 and 0": (1, 0)}.items():
         yield name, replace(spec, fill=fill, at=())

@@ -16,15 +16,17 @@ from llm_op_guard.contract.model import (
     DtypeName,
     DtypeSet,
     Like,
+    Rule,
     TensorType,
     Type,
 )
 from llm_op_guard.contract.path import Path, path_of
+from llm_op_guard.contract.validate import rules_of
 from llm_op_guard.contract.vocabulary import DTYPE_NAMES
 from llm_op_guard.contract.walk import declared_paths, tensor_types
 from llm_op_guard.guard.capture import asked_of_objects, expressions_of, texts_spelt
 from llm_op_guard.guard.evaluate import dtype_values
-from llm_op_guard.guard.reads import reads_of
+from llm_op_guard.guard.reads import Read, read_at, reads_of
 
 Kind = Literal["tensor", "plain", "object", "answer"]
 
@@ -61,6 +63,14 @@ class Ingredients:
     named: frozenset[Path]
     dtypes: tuple[str, ...]
 
+    def clauses_of(self, rule: Rule) -> list[Clause]:
+        """The statements that a rule stands for: one may stand in several branches."""
+        return [
+            clause
+            for clause in self.contract.clauses
+            if any(said.id == rule.id for said in rules_of(clause)) and not clause.after_call
+        ]
+
     def mentioned(self, clause: Clause) -> list[Ingredient]:
         """What a rule depends on, its conditions aside."""
         statement = clause.statement
@@ -71,7 +81,11 @@ class Ingredients:
 
     def read_by(self, expressions: list[ast.expr]) -> list[Ingredient]:
         """What expressions depend on."""
-        wanted = {read.path for node in self._with_assigned(expressions) for read in reads_of(node, self.contract)}
+        wanted = {
+            read.path
+            for node in self._with_assigned(expressions)
+            for read in (*reads_of(node, self.contract), *_read_of_items(node))
+        }
         symbols = {name.id for node in expressions for name in ast.walk(node) if isinstance(name, ast.Name)}
         for clause in self.contract.clauses:
             # A symbol is what the tensors say that show it.
@@ -107,10 +121,15 @@ def ingredients(contract: Contract) -> Ingredients:
             for path, kind in declared_paths(clause.statement.path, clause.statement.type):
                 declared.setdefault(path, []).append(kind)
         for node in expressions_of(clause):
-            for read in reads_of(node, contract):
+            for read in (*reads_of(node, contract), *_read_of_items(node)):
                 aspects.setdefault(read.path, set()).add(read.aspect)
-    asked = [(path, node) for path, node in asked_of_objects(contract) if path.root in contract.parameters]
     named = frozenset(_named(contract))
+    # A dict answers for itself which of its names are misspelt.
+    asked = [
+        (path, node)
+        for path, node in asked_of_objects(contract)
+        if path.root in contract.parameters and path not in named
+    ]
     owners = {path for path, _ in asked} | named
     paths = [
         path
@@ -141,6 +160,37 @@ def ingredients(contract: Contract) -> Ingredients:
         if isinstance(node, ast.Name) and node.id in DTYPE_NAMES
     )
     return Ingredients(contract, (*choices, *questions.values()), tuple(numbers), tuple(texts), named, tuple(dtypes))
+
+
+def misspelling(name: str) -> str:
+    """A name with its second letter left out."""
+    return name[:1] + name[2:]
+
+
+def _read_of_items(expression: ast.expr) -> Iterator[Read]:
+    """What is read of an item whose index is worked out.
+
+    `layers[layer_idx].is_sliding` reads as of the first two items, `kwargs[misspelt(kwargs, "labels")].shape` as of one
+    that is misspelt.
+    """
+    for node in ast.walk(expression):
+        steps: list[str] = []
+        inner = node
+        while isinstance(inner, ast.Attribute):
+            steps.insert(0, inner.attr)
+            inner = inner.value
+        if not steps or not isinstance(inner, ast.Subscript) or path_of(inner) is not None:
+            continue
+        owner = path_of(inner.value)
+        keys: list[str | int] = [0, 1]
+        match inner.slice:
+            case ast.Slice() | ast.Tuple():
+                continue
+            case ast.Call(func=ast.Name(id="misspelt"), args=[_, *names]):
+                keys = [misspelling(str(name.value)) for name in names if isinstance(name, ast.Constant)]
+        if owner is not None:
+            for key in keys:
+                yield read_at(Path(owner.root, (*owner.steps, (key,), *steps)), "object")
 
 
 def _named(contract: Contract) -> Iterator[Path]:

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llm_op_guard.contract.model import Contract
+from llm_op_guard.contract.unbreakable import unbreakable
 from llm_op_guard.errors import GuardError
 from llm_op_guard.faults.build import build
 from llm_op_guard.faults.capsule import TWO_KILOBYTES, Replayed, retried
+from llm_op_guard.faults.coverage import untried
 from llm_op_guard.faults.ingredients import ingredients
 from llm_op_guard.faults.judge import Judgement, judge
-from llm_op_guard.faults.mutants import Mutant, breakable, mutants
+from llm_op_guard.faults.mutants import Mutant, breakable, is_huge, mutants
 from llm_op_guard.faults.operators import Operator
 from llm_op_guard.faults.outcome import EMPTY, Outcome, Trial, outcomes
 from llm_op_guard.faults.promises import returned
@@ -72,17 +74,22 @@ class FalseAlarm:
 class Injected:
     """What injection into one contract came to.
 
-    `unbroken` are the rules for which no mutant was found, `lenient` those whose mutants are all harmless without a
-    guard: they may be too strict. `capsules` are those of one mutant of each rule, replayed. `refused` counts, by
-    error, the valid calls that the operator itself did not take.
+    `valid_calls` were made, `changed_calls` are changes of them that turned out to be valid; of what the contract
+    allows, `untried` is in none of the former. `rules` counts what can be broken, `unbroken` are those for which no
+    mutant was found, `unbreakable` has the reasons why no call breaks others. `lenient` are those whose mutants are all
+    harmless without a guard: they may be too strict. `capsules` are those of one mutant of each rule, replayed.
+    `refused` counts, by error, the valid calls that the operator itself did not take.
     """
 
     contract: str
     rules: int
     valid_calls: int
+    changed_calls: int
+    untried: tuple[str, ...]
     cases: tuple[Case, ...]
     false_alarms: tuple[FalseAlarm, ...]
     unbroken: tuple[str, ...]
+    unbreakable: Mapping[str, str]
     capsules: tuple[Replayed, ...]
     operator: str
     refused: Mapping[str, int]
@@ -98,8 +105,13 @@ class Injected:
             "caught": len(self.cases) - self.count(MISSED),
             "caught_by_intended_rule": self.count(INTENDED),
             "valid_calls": self.valid_calls,
+            "changed_valid_calls": self.changed_calls,
+            "not_tried_in_valid_calls": list(self.untried),
             "false_alarms": [{"call": alarm.call, "message": alarm.message} for alarm in self.false_alarms],
             "rules_without_mutant": list(self.unbroken),
+            "rules_that_no_call_can_break": [
+                {"rule": rule, "reason": reason} for rule, reason in self.unbreakable.items()
+            ],
             "possibly_too_strict": self.lenient,
             "capsules": len(self.capsules),
             "largest_capsule": max((capsule.size for capsule in self.capsules), default=0),
@@ -170,8 +182,11 @@ class Checked:
 
     def __call__(self, call: Call) -> list[Violation]:
         """What the guard tells of a call, or of the result of one that has returned."""
+        return self.told(call, build(call))
+
+    def told(self, call: Call, arguments: dict[str, Any]) -> list[Violation]:
+        """The same where its arguments are made already."""
         self._collector.violations.clear()
-        arguments = build(call)
         result = arguments.pop("result", None) if call.entry is not None else None
         state = self._check(*(arguments.get(name) for name in self._parameters))
         if call.entry is not None and self._check_result is not None:
@@ -198,12 +213,23 @@ def inject(
     if operator is not None:
         right, running, refused = _runnable_first(operator, [*_specimens(contract, operator), *right])
     late = returned(contract, right, seed)
-    alarms = []
-    for judgement in (*right, *late.kept):
-        for violation in checked(judgement.call)[:1]:
+    alarms: list[FalseAlarm] = []
+
+    def pass_by(judgement: Judgement) -> None:
+        for violation in checked.told(judgement.call, dict(judgement.arguments))[:1]:
             alarms.append(FalseAlarm(name, str(judgement.call), violation.summary))
+
+    for judgement in (*right, *late.kept):
+        pass_by(judgement)
     # Of a mutant more is learnt where its origin runs.
-    made = mutants(made_of, running, seed)
+    changed_calls = 0
+
+    def pass_by_too(judgement: Judgement) -> None:
+        nonlocal changed_calls
+        changed_calls += 1
+        pass_by(judgement)
+
+    made = mutants(made_of, running, seed, pass_by_too)
     if running != right and not all(made.values()):
         others = mutants(made_of, right, seed)
         made = {rule: kinds or others[rule] for rule, kinds in made.items()}
@@ -223,9 +249,12 @@ def inject(
         name,
         len(made),
         len(right) + len(late.kept),
+        changed_calls,
+        tuple(untried(contract, right)),
         tuple(cases),
         tuple(alarms),
         tuple(rule for rule, kinds in made.items() if not kinds),
+        unbreakable(contract),
         tuple(replayed.values()),
         operator.site if operator is not None else "",
         refused,
@@ -237,6 +266,9 @@ def _runnable_first(
     operator: Operator, valid: list[Judgement]
 ) -> tuple[list[Judgement], list[Judgement], dict[str, int]]:
     """Valid calls, those first that the operator takes; those alone, if any; the errors of the others, counted."""
+    # An operator may make contents for tensors that have none, and take as long as their sizes say.
+    huge = [judgement for judgement in valid if is_huge(judgement.call)]
+    valid = [judgement for judgement in valid if not is_huge(judgement.call)]
     found = list(outcomes(operator, [Trial(judgement.call, judgement.call, "") for judgement in valid]))
     refused: dict[str, int] = {}
     for outcome in found:
@@ -245,7 +277,7 @@ def _runnable_first(
     # What comes to nothing shows no difference.
     order = sorted(range(len(valid)), key=lambda n: (found[n].kind not in _TAKEN, found[n].text == EMPTY))
     ordered = [valid[number] for number in order]
-    return ordered, ordered[: len(valid) - sum(refused.values())] or ordered, refused
+    return [*ordered, *huge], ordered[: len(valid) - sum(refused.values())] or ordered, refused
 
 
 def _specimens(contract: Contract, operator: Operator) -> list[Judgement]:
@@ -289,6 +321,7 @@ def summary(results: list[Injected]) -> dict[str, int]:
         "caught_by_intended_rule": sum(case.guarded == INTENDED for case in cases),
         "missed": len(cases) - caught,
         "valid_calls": sum(result.valid_calls for result in results),
+        "changed_valid_calls": sum(result.changed_calls for result in results),
         "false_alarms": sum(len(result.false_alarms) for result in results),
         "capsules": len(capsules),
         "capsules_replayed": sum(not capsule.reason for capsule in capsules),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,7 @@ from llm_op_guard.faults.entry import known_again
 from llm_op_guard.guard.bind import Bindings
 from llm_op_guard.guard.call import Call
 from llm_op_guard.guard.capture import Known
-from llm_op_guard.guard.explain import explain
+from llm_op_guard.guard.explain import Explanation
 from llm_op_guard.guard.reading import INAPPLICABLE, Broken
 from llm_op_guard.guard.violation import Violation
 
@@ -25,23 +26,23 @@ class Judgement:
     contract: Contract
     call: Call
     arguments: dict[str, Any]
-    violations: tuple[Violation, ...]
+    explanation: Explanation
     before: Known | None = None
 
-    @property
+    @cached_property
     def broken(self) -> tuple[str, ...]:
         """The ids of the rules that are broken."""
-        return tuple(dict.fromkeys(violation.rule_id for violation in self.violations))
+        return self.explanation.broken
 
     @cached_property
+    def violations(self) -> tuple[Violation, ...]:
+        """What is said of the broken rules."""
+        return tuple(self.explanation.violations())
+
+    @property
     def bindings(self) -> Bindings:
         """The symbols of the call."""
-        has_returned = self.before is not None
-        clauses = [clause for clause in self.contract.clauses if has_returned or not clause.after_call]
-        known = self.before.names if self.before is not None else {}
-        found = Bindings(self.contract, clauses, self.arguments, known, has_returned)
-        found.collect()
-        return found
+        return self.explanation.bindings
 
     def applied(self) -> Iterator[int]:
         """The numbers of the statements that have something to say about this call."""
@@ -50,19 +51,41 @@ class Judgement:
                 yield number
 
     def away_from(self, clause: Clause) -> int:
-        """How many of the conditions of a statement are not met, and one more where it still says nothing."""
-        unmet = sum(not self._met(condition) for condition in clause.conditions)
+        """How many parts of the conditions of a statement are not met, and one more where it still says nothing."""
+        unmet = sum(self._missing(condition.test.node, condition.wanted) for condition in clause.conditions)
         return unmet + (not self._applies(clause))
+
+    def away_from_breaking(self, clause: Clause) -> int:
+        """How many parts of its conditions, and of what it requires, have to come out otherwise to break a rule."""
+        unmet = sum(self._missing(condition.test.node, condition.wanted) for condition in clause.conditions)
+        if isinstance(clause.statement, Require):
+            return unmet + self._missing(clause.statement.expr.node, False)
+        return unmet + 1
+
+    def _missing(self, node: ast.expr, wanted: bool) -> int:
+        """How many parts of a condition have to come out otherwise for it to come out as wanted.
+
+        A part that does not apply is farther away than one that comes out otherwise.
+        """
+        match node:
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return self._missing(operand, not wanted)
+            case ast.BoolOp(op=op, values=parts):
+                missing = [self._missing(part, wanted) for part in parts]
+                return sum(missing) if isinstance(op, ast.And) is wanted else min(missing)
+        try:
+            return int(bool(self.bindings.values.value_of(node)) is not wanted)
+        except Broken:
+            return 1
+        except INAPPLICABLE:
+            return 2
 
     def first_unmet(self, clause: Clause) -> Condition | None:
         """The first of the conditions of a statement that is not met."""
         return next((condition for condition in clause.conditions if not self._met(condition)), None)
 
     def _met(self, condition: Condition) -> bool:
-        try:
-            return bool(self.bindings.values.evaluate(condition.test)) is condition.wanted
-        except (Broken, *INAPPLICABLE):
-            return False
+        return self.bindings.outcome(condition.test) is condition.wanted
 
     def _applies(self, clause: Clause) -> bool:
         values = self.bindings.values
@@ -87,7 +110,7 @@ def judge(contract: Contract, call: Call) -> Judgement | None:
     except (RuntimeError, ValueError, TypeError, OverflowError, MemoryError, AttributeError, AssertionError):
         return None
     if before is None:
-        return Judgement(contract, call, arguments, tuple(explain(contract, arguments)))
+        return Judgement(contract, call, arguments, Explanation(contract, arguments))
     names, tensors = before
-    found = explain(contract, arguments, after_call=True, known=names, at_entry=tensors)
-    return Judgement(contract, call, arguments, tuple(found), before)
+    found = Explanation(contract, arguments, after_call=True, known=names, at_entry=tensors)
+    return Judgement(contract, call, arguments, found, before)

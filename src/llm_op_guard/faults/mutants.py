@@ -5,23 +5,37 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterator
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 
 from llm_op_guard.contract.model import Clause, Contract, Rule
+from llm_op_guard.contract.path import Path
+from llm_op_guard.contract.unbreakable import unbreakable
 from llm_op_guard.faults.answers import with_answer
+from llm_op_guard.faults.build import MOST_ELEMENTS
 from llm_op_guard.faults.edits import Edit, edits_at, of_dtypes, of_sizes, of_the_batch, swaps
 from llm_op_guard.faults.ingredients import Ingredient, Ingredients
 from llm_op_guard.faults.judge import Judgement, judge
 from llm_op_guard.faults.solve import changed, hints_of
-from llm_op_guard.guard.call import Call, Spec, to_json
+from llm_op_guard.guard.call import Call, ObjectSpec, Spec, to_json
 
 # Of valid calls, so many are changed in every way that there is.
 _CHANGED_CALLS = 8
+# And objects of so many others are tried in them.
+_OTHERS = 2
+# Of the numbers that a contract spells so many are tried as sizes, as far as tensors of them are soon made.
+_MOST_SIZES = 6
+_LARGEST_SIZE = 4096
 # Of a rule, so many mutants are kept, each of another kind.
 MOST_OF_A_RULE = 12
-_TRIES = 400
+# For one that a single change does not break alone, so often a way is looked for from one of so many of the nearest
+# valid calls, so many steps far; for each step so many changes are tried.
+_ATTEMPTS = 6
+_NEAREST = 3
+_STEPS = 8
+_TRIES = 25
 
 
 @dataclass(frozen=True)
@@ -42,26 +56,48 @@ class Mutant:
 
 
 def breakable(contract: Contract) -> list[Rule]:
-    """The rules that a call can break: all but the promises, which the operator keeps."""
+    """The rules that a call can break: neither promises, which the operator keeps, nor those that are never false."""
     late = {id(clause.statement) for clause in contract.clauses if clause.after_call}
-    return [rule for rule in contract.rules if id(rule.statement) not in late]
+    never = unbreakable(contract)
+    return [rule for rule in contract.rules if id(rule.statement) not in late and rule.id not in never]
 
 
-def mutants(made_of: Ingredients, valid: list[Judgement], seed: int) -> dict[str, list[Mutant]]:
-    """By rule, the mutants found: those that break the fewest other rules first, each of another kind."""
-    found: dict[str, dict[str, Mutant]] = {rule.id: {} for rule in breakable(made_of.contract)}
-    for judgement in valid[:_CHANGED_CALLS]:
-        for edit in _all_edits(made_of, judgement):
-            _keep(found, made_of.contract, edit, judgement.call)
+def mutants(
+    made_of: Ingredients, valid: list[Judgement], seed: int, passed: Callable[[Judgement], None] | None = None
+) -> dict[str, list[Mutant]]:
+    """By rule, the mutants found: those that break the fewest other rules first, each of another kind.
+
+    `passed` is told of the changed calls that break nothing.
+    """
+    rules = breakable(made_of.contract)
+    found: dict[str, dict[str, Mutant]] = {rule.id: {} for rule in rules}
+    judged: set[Call] = {judgement.call for judgement in valid}
+    # Of tensors that have no contents here, little can be changed, and an operator may make contents for them.
+    valid = [judgement for judgement in valid if not is_huge(judgement.call)] or valid
+    for number, judgement in enumerate(valid[:_CHANGED_CALLS]):
+        for edit in all_edits(made_of, judgement, valid[number + 1 : number + 1 + _OTHERS]):
+            if edit.call not in judged:
+                judged.add(edit.call)
+                new = judge(made_of.contract, edit.call)
+                if new is not None:
+                    _keep(found, new, edit, judgement.call)
+                    if passed is not None and not new.broken:
+                        passed(new)
     random_of = random.Random(seed)
-    for rule in breakable(made_of.contract):
+    for rule in rules:
         if not any(not mutant.others for mutant in found[rule.id].values()):
-            for edit, origin in _searched(made_of, rule, valid, random_of):
-                _keep(found, made_of.contract, edit, origin)
+            for edit, new, origin in _searched(made_of, rule, valid, random_of):
+                _keep(found, new, edit, origin)
     return {rule: _best(list(kinds.values())) for rule, kinds in found.items()}
 
 
-def _all_edits(made_of: Ingredients, judgement: Judgement) -> Iterator[Edit]:
+def is_huge(call: Call) -> bool:
+    """Whether a call has tensors that are too large to hold anything on this machine."""
+    return any(spec.elements > MOST_ELEMENTS for _, spec in call.tensors())
+
+
+def all_edits(made_of: Ingredients, judgement: Judgement, others: list[Judgement]) -> Iterator[Edit]:
+    """Every change to a valid call; `others` are valid calls whose objects may take the place of its own."""
     hints = hints_of(judgement)
     for choice in made_of.choices:
         if choice.kind != "answer":
@@ -69,10 +105,19 @@ def _all_edits(made_of: Ingredients, judgement: Judgement) -> Iterator[Edit]:
         else:
             for answer in (*made_of.numbers, 0, 1, 7, 96, *hints, True, False):
                 yield from _of_answer(made_of, judgement, choice, answer)
+        if choice.kind == "object":
+            for other in others:
+                yield from _from_another_call(judgement.call, choice.path, other.call)
     yield from swaps(judgement.call)
     yield from of_the_batch(judgement.call)
     yield from of_dtypes(judgement.call)
-    yield from of_sizes(judgement.call)
+    yield from of_sizes(judgement.call, _sizes_spelt(made_of))
+
+
+def _sizes_spelt(made_of: Ingredients) -> list[int]:
+    """Sizes at the numbers that a contract speaks of, and one behind."""
+    numbers = [n for n in made_of.numbers if isinstance(n, int) and 2 < n <= _LARGEST_SIZE][:_MOST_SIZES]
+    return [size for number in numbers for size in (number, number + 1)]
 
 
 def _of_answer(made_of: Ingredients, judgement: Judgement, choice: Ingredient, answer: Spec) -> Iterator[Edit]:
@@ -81,46 +126,85 @@ def _of_answer(made_of: Ingredients, judgement: Judgement, choice: Ingredient, a
         yield Edit("another object", choice.path, call)
 
 
-def _keep(found: dict[str, dict[str, Mutant]], contract: Contract, edit: Edit, origin: Call) -> None:
-    judgement = judge(contract, edit.call)
-    if judgement is None:
-        return
+def _from_another_call(call: Call, path: Path, other: Call) -> Iterator[Edit]:
+    """The object of another valid call: a cache that another model filled, a module of another layer."""
+    mine, its = call.get(path), other.get(path)
+    if mine != its and isinstance(its, ObjectSpec):
+        yield Edit("an object of another call", path, call.put(path, its))
+
+
+def _keep(found: dict[str, dict[str, Mutant]], judgement: Judgement, edit: Edit, origin: Call) -> None:
     for rule in judgement.broken:
         if rule in found:
             others = tuple(other for other in judgement.broken if other != rule)
             known = found[rule].get(edit.kind)
             if known is None or len(others) < len(known.others):
-                found[rule][edit.kind] = Mutant(rule, edit.kind, edit.call, origin, others)
+                found[rule][edit.kind] = Mutant(rule, edit.kind, judgement.call, origin, others)
 
 
 def _best(made: list[Mutant]) -> list[Mutant]:
-    return list(islice(sorted(made, key=lambda mutant: len(mutant.others)), MOST_OF_A_RULE))
+    """Those that break the least else, and of these one of each family of kinds before the second of any."""
+    ranked: list[tuple[int, int, Mutant]] = []
+    seen: Counter[tuple[int, str]] = Counter()
+    for mutant in sorted(made, key=lambda mutant: len(mutant.others)):
+        family = (len(mutant.others), re.sub(r"[-\d.]+|, .*", "", mutant.kind))
+        ranked.append((len(mutant.others), seen[family], mutant))
+        seen[family] += 1
+    return [mutant for *_, mutant in sorted(ranked, key=lambda one: one[:2])[:MOST_OF_A_RULE]]
 
 
 def _searched(
     made_of: Ingredients, rule: Rule, valid: list[Judgement], random_of: random.Random
-) -> Iterator[tuple[Edit, Call]]:
-    """Several changes in a row, from valid calls, until the rule is broken; then until nothing else is."""
-    clause = next(clause for clause in made_of.contract.clauses if clause.statement is rule.statement)
-    options = made_of.mentioned(clause) + made_of.read_by([c.test.node for c in clause.conditions])
-    if not options or not valid:
-        return
-    now = origin = random_of.choice(valid)
-    for step in range(_TRIES):
-        if step % 40 == 0:
-            now = origin = random_of.choice(valid)
+) -> Iterator[tuple[Edit, Judgement, Call]]:
+    """Several changes in a row, from the valid calls that are nearest to breaking the rule, until it alone is broken.
+
+    At each step what stands in the way is changed: the first condition that is not met, then the rule itself.
+    """
+    for clause in made_of.clauses_of(rule):
+        nearest = sorted(valid, key=lambda judgement: judgement.away_from_breaking(clause))
+        for attempt in range(_ATTEMPTS):
+            if not nearest:
+                return
+            now = origin = nearest[attempt % min(len(nearest), _NEAREST)]
+            for _ in range(_STEPS):
+                new = _nearer(made_of, rule, clause, now, random_of)
+                if new is None:
+                    break
+                if rule.id in new.broken:
+                    yield Edit("several changes", made_of.choices[0].path, new.call), new, origin.call
+                    if len(new.broken) == 1:
+                        return
+                now = new
+
+
+def _nearer(
+    made_of: Ingredients, rule: Rule, clause: Clause, now: Judgement, random_of: random.Random
+) -> Judgement | None:
+    """A call that is nearer to breaking the rule alone, by one change; failing that one that is as near."""
+    unmet = now.first_unmet(clause)
+    if unmet is not None:
+        options = made_of.read_by([unmet.test.node])
+    else:
+        options = made_of.mentioned(clause)
+        if rule.id in now.broken:  # what else is broken is in the way
+            others = [other for other in made_of.contract.rules if other.id in now.broken and other.id != rule.id]
+            options = [choice for other in others for c in made_of.clauses_of(other) for choice in made_of.mentioned(c)]
+    if not options:
+        return None
+    away, as_near = _away(now, clause, rule.id), None
+    for _ in range(_TRIES):
         call = changed(made_of, now, random_of.choice(options), random_of)
-        new = judge(made_of.contract, call) if call is not None else None
+        new = judge(made_of.contract, call) if call is not None and call != now.call else None
         if new is None:
             continue
-        if rule.id in new.broken:
-            yield Edit("several changes", options[0].path, new.call), origin.call
-            if len(new.broken) == 1:
-                return
-        if _away(new, clause, rule.id) <= _away(now, clause, rule.id):
-            now = new
+        found = _away(new, clause, rule.id)
+        if found < away:
+            return new
+        if found == away:
+            as_near = new
+    return as_near
 
 
 def _away(judgement: Judgement, clause: Clause, rule: str) -> tuple[int, int]:
     broken = rule in judgement.broken
-    return (0 if broken else 1 + judgement.away_from(clause), len(judgement.broken) - broken)
+    return (0 if broken else 1 + judgement.away_from_breaking(clause), len(judgement.broken) - broken)

@@ -8,7 +8,9 @@ afterwards. All of it comes from one seed.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from llm_op_guard.contract.expressions import names_in
@@ -35,7 +37,8 @@ from llm_op_guard.contract.model import (
 )
 from llm_op_guard.contract.path import Path
 from llm_op_guard.faults.answers import with_answer
-from llm_op_guard.faults.edits import Edit, edits_at
+from llm_op_guard.faults.coverage import untried_dtypes
+from llm_op_guard.faults.edits import an_edit_at, resized
 from llm_op_guard.faults.ingredients import (
     DTYPES,
     SMALL_NUMBERS,
@@ -57,11 +60,15 @@ from llm_op_guard.guard.call import (
 from llm_op_guard.guard.evaluate import Values
 from llm_op_guard.guard.reading import INAPPLICABLE, UNSET, Broken
 
-# Sizes that symbols are given: the least, odd ones, primes, powers of two and their neighbours, and one past a tile.
-SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 129)
+# Sizes that symbols are given: none, the least, odd ones, primes, powers of two and their neighbours.
+SIZES = (0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
+# About where 32 bits end: sizes of tensors without contents.
+HUGE_SIZES = ((1 << 31) - 1, 1 << 31, (1 << 31) + 1)
 _USUAL = (1, 2, 3, 4, 6, 8)
 _CHANGES = 60
+_FEW_CHANGES = 12
 _STARTS = 12
+_MOST_HINTS = 10
 
 
 def valid_calls(made_of: Ingredients, seed: int, wanted: int, *, attempts: int | None = None) -> list[Judgement]:
@@ -72,8 +79,12 @@ def valid_calls(made_of: Ingredients, seed: int, wanted: int, *, attempts: int |
     random_of = random.Random(seed)
     found: dict[Call, Judgement] = {}
     reached: dict[int, int] = {}
+    tried: Counter[tuple[str, Any]] = Counter()
     for attempt in range(attempts if attempts is not None else 12 * wanted + 60):
-        judgement = _mended(made_of, sketch(made_of, random_of, attempt), random_of)
+        if attempt % 3 and found:
+            judgement = _beside(made_of, random_of.choice(list(found.values())), random_of, tried)
+        else:
+            judgement = _mended(made_of, sketch(made_of, random_of, attempt, tried), random_of)
         if judgement is None or judgement.call in found:
             continue
         found[judgement.call] = judgement
@@ -88,14 +99,52 @@ def valid_calls(made_of: Ingredients, seed: int, wanted: int, *, attempts: int |
                 found[judgement.call] = judgement
                 for other in judgement.applied():
                     reached[other] = reached.get(other, 0) + 1
+    for path, dtype in untried_dtypes(made_of.contract, list(found.values())):
+        judgement = _of_dtype(made_of, path, dtype, list(found.values()), random_of)
+        if judgement is not None:
+            found[judgement.call] = judgement
     return sorted(
         found.values(), key=lambda j: -sum(1 / reached[number] for number in set(j.applied()) if number in reached)
     )
 
 
-def _mended(made_of: Ingredients, call: Call, random_of: random.Random) -> Judgement | None:
+def _of_dtype(
+    made_of: Ingredients, path: Path, dtype: str, valid: list[Judgement], random_of: random.Random
+) -> Judgement | None:
+    """A valid call in which the tensor at a path has a dtype, by itself or with those that had its dtype before."""
+    holding = [(j.call, spec) for j in valid if isinstance(spec := j.call.get(path), TensorSpec)]
+    for attempt in range(_STARTS if holding else 0):
+        call, before = random_of.choice(holding)
+        for other, spec in call.tensors():
+            if other == path or (attempt % 2 and spec.dtype == before.dtype):
+                call = call.put(other, replace(spec, dtype=dtype, at=()))
+        judgement = _mended(made_of, call, random_of, changes=_FEW_CHANGES)
+        found = judgement.call.get(path) if judgement is not None else None
+        if isinstance(found, TensorSpec) and found.dtype == dtype:
+            return judgement
+    return None
+
+
+def _beside(
+    made_of: Ingredients, valid: Judgement, random_of: random.Random, tried: Counter[tuple[str, Any]]
+) -> Judgement | None:
+    """A call that is valid, too, and differs in one thing, or in a size and what has to go with it."""
+    sizes = [size for _, spec in valid.call.tensors() for size in spec.shape]
+    if not sizes or random_of.random() < 0.4:
+        call = changed(made_of, valid, random_of.choice(made_of.choices), random_of, tried)
+        return _mended(made_of, call, random_of, changes=0) if call is not None else None
+    huge = random_of.random() < 0.1
+    other = _Sketch(made_of, random_of, {}, tried).pick("size", HUGE_SIZES if huge else SIZES)
+    call = resized(valid.call, random_of.choice(sizes), other)
+    if huge:
+        for path, spec in call.tensors():
+            call = call.put(path, replace(spec, device="meta"))
+    return _mended(made_of, call, random_of, changes=_FEW_CHANGES)
+
+
+def _mended(made_of: Ingredients, call: Call, random_of: random.Random, *, changes: int = _CHANGES) -> Judgement | None:
     judgement = judge(made_of.contract, call)
-    for _ in range(_CHANGES):
+    for _ in range(changes):
         if judgement is None:
             return None
         if not judgement.broken:
@@ -150,9 +199,15 @@ def _to_blame(made_of: Ingredients, now: Judgement, random_of: random.Random) ->
     return made_of.mentioned(clause) if clause is not None else list(made_of.choices)
 
 
-def changed(made_of: Ingredients, now: Judgement, chosen: Ingredient, random_of: random.Random) -> Call | None:
+def changed(
+    made_of: Ingredients,
+    now: Judgement,
+    chosen: Ingredient,
+    random_of: random.Random,
+    tried: Counter[tuple[str, Any]] | None = None,
+) -> Call | None:
     """One thing of a call made otherwise: anew from its type and the symbols of the call, or by an edit."""
-    sketcher = _Sketch(made_of, random_of, dict(now.bindings.values.symbols))
+    sketcher = _Sketch(made_of, random_of, dict(now.bindings.values.symbols), {} if tried is None else tried)
     if chosen.kind == "answer":
         return sketcher.answered(now.call, chosen)
     if chosen.types and random_of.random() < 0.6:
@@ -160,38 +215,60 @@ def changed(made_of: Ingredients, now: Judgement, chosen: Ingredient, random_of:
         return now.call.put(chosen.path, spec)
     if chosen.kind == "plain" and random_of.random() < 0.5:
         return now.call.put(chosen.path, sketcher.guess())
-    options: list[Edit] = list(edits_at(now.call, chosen, made_of, hints_of(now)))
-    return random_of.choice(options).call if options else None
+    edit = an_edit_at(now.call, chosen, made_of, hints_of(now), random_of)
+    return edit.call if edit is not None else None
 
 
 def hints_of(judgement: Judgement) -> tuple[int, ...]:
-    """The whole numbers that symbols and assigned names stand for in a call."""
+    """Whole numbers of a call: those that symbols and assigned names stand for, and that are given in it or told."""
     values = judgement.bindings.values
-    return tuple(
-        dict.fromkeys(
-            value
-            for value in (*values.symbols.values(), *values.assigned.values())
-            if type(value) is int and value >= 0
-        )
-    )
+    given = [value for _, spec in judgement.call.arguments for value in _numbers_in(spec)]
+    numbers = [*values.symbols.values(), *values.assigned.values(), *given]
+    return tuple(dict.fromkeys(value for value in numbers if type(value) is int and value >= 0))[:_MOST_HINTS]
 
 
-def sketch(made_of: Ingredients, random_of: random.Random, attempt: int = 0) -> Call:
-    """A call that its types allow, as far as they say."""
-    return _Sketch(made_of, random_of, {}, small=attempt % 3 != 0).call()
+def _numbers_in(spec: Spec) -> Iterator[Any]:
+    match spec:
+        case int():
+            yield spec
+        case ObjectSpec(attributes=attributes, answers=answers):
+            for _, part in (*attributes, *answers):
+                yield from _numbers_in(part)
+        case MappingSpec(items=pairs):
+            for _, part in pairs:
+                yield from _numbers_in(part)
+        case SequenceSpec(items=items):
+            for part in items:
+                yield from _numbers_in(part)
+
+
+def sketch(
+    made_of: Ingredients, random_of: random.Random, attempt: int = 0, tried: Counter[tuple[str, Any]] | None = None
+) -> Call:
+    """A call that its types allow, as far as they say; `tried` counts what sketches were made of, to try the rest."""
+    sketcher = _Sketch(made_of, random_of, {}, {} if tried is None else tried)
+    # One size of a call is unusual at most: all of them would make tensors that take seconds.
+    if attempt % 24 == 21:
+        sketcher.unusual, sketcher.device = HUGE_SIZES, "meta"
+    elif attempt % 2 == 0:
+        sketcher.unusual = SIZES
+    return sketcher.call()
 
 
 class _Sketch:
     def __init__(
-        self, made_of: Ingredients, random_of: random.Random, symbols: dict[str, Any], *, small: bool = True
+        self, made_of: Ingredients, random_of: random.Random, symbols: dict[str, Any], tried: dict[tuple[str, Any], int]
     ) -> None:
         self.made_of = made_of
         self.contract: Contract = made_of.contract
         self.random = random_of
         self.values = Values({}, made_of.contract.constants)
         self.values.symbols = dict(symbols)
-        # One size of a call is large at most: all of them would make tensors that take seconds.
-        self.large = not small
+        self.tried = tried
+        self.unusual: tuple[int, ...] = ()
+        # What stands for `...`: mostly the same in all tensors of a call, which have one rank and one batch.
+        self._others: tuple[int, ...] | None = None
+        self.device = "cpu"
 
     def call(self) -> Call:
         call = Call(tuple((name, None) for name in self.contract.parameters), self.random.randrange(1 << 16))
@@ -216,10 +293,20 @@ class _Sketch:
         return call
 
     def _some_size(self) -> int:
-        if self.large and self.random.random() < 0.4:
-            self.large = False
-            return self.random.choice(SIZES)
+        if self.unusual and self.random.random() < 0.4:
+            size = int(self.pick("size", self.unusual))
+            self.unusual = ()
+            return size
         return self.random.choice(_USUAL)
+
+    def pick(self, what: str, options: Sequence[Any]) -> Any:
+        """One of several: every other time one that was tried least."""
+        if self.random.random() < 0.5:
+            least = min(self.tried.get((what, option), 0) for option in options)
+            options = [option for option in options if self.tried.get((what, option), 0) == least]
+        chosen = self.random.choice(options)
+        self.tried[what, chosen] = self.tried.get((what, chosen), 0) + 1
+        return chosen
 
     def _undeclared(self, call: Call, choice: Ingredient) -> Call:
         if choice.kind == "answer" or call.get(choice.path) not in (None, UNSET):
@@ -267,7 +354,7 @@ class _Sketch:
 
     def of_type(self, declared: Type, call: Call) -> Spec:
         """A value of one of the alternatives of a type."""
-        alternative = self.random.choice(declared.alternatives)
+        alternative = self.pick(declared.text, declared.alternatives)
         match alternative:
             case NoneType():
                 return None
@@ -305,12 +392,14 @@ class _Sketch:
     def _any_tensor(self) -> TensorSpec:
         rank = self.random.choice((1, 2, 2, 3, 4, 4))
         dtype = self.random.choice(["float32", "float32", "int64", "bool", *self.made_of.dtypes])
-        return TensorSpec(dtype, tuple(self._some_size() for _ in range(rank)), fill=self._fill(dtype))
+        return TensorSpec(dtype, tuple(self._some_size() for _ in range(rank)), self.device, fill=self._fill(dtype))
 
     def _fill(self, dtype: str) -> tuple[int | float | bool, ...] | None:
         if dtype.startswith(("float", "bfloat", "complex")):
             return self.random.choice((None, None, None, (0.0,), (1.0,)))
-        return self.random.choice(((0,), (1,), (0, 1), (1, 0), None, (0, 1, 2), (1, 2, 3)))
+        bounds = [v for v in self.values.symbols.values() if type(v) is int and v > 0]
+        last = self.random.choice(bounds) - 1 if bounds else 1
+        return self.random.choice(((0,), (1,), (0, 1), (1, 0), None, (0, 1, 2), (1, 2, 3), (last, 0)))
 
     def _tensor(self, tensor: TensorType, call: Call) -> TensorSpec:
         dtype = self._dtype(tensor, call)
@@ -320,9 +409,10 @@ class _Sketch:
         for dim in tensor.dims or ():
             match dim:
                 case Rest(name=name):
-                    group = self.values.symbols.get(name) if name is not None else None
-                    if not isinstance(group, tuple):
+                    group = self.values.symbols.get(name) if name is not None else self._others
+                    if not isinstance(group, tuple) or (name is None and self.random.random() < 0.3):
                         group = tuple(self._some_size() for _ in range(self.random.choice((0, 1, 1, 2, 3))))
+                        self._others = self._others or group
                     if name is not None:
                         self.values.symbols[name] = group
                     shape += group
@@ -335,7 +425,7 @@ class _Sketch:
                     shape.append(self._size(self.random.choice(options)))
                 case Size(expr=expr):
                     shape.append(self._size(expr))
-        device = next((d.name for d in tensor.devices or () if isinstance(d, DeviceType)), "cpu")
+        device = next((d.name for d in tensor.devices or () if isinstance(d, DeviceType)), self.device)
         return TensorSpec(dtype, tuple(shape), device, fill=self._fill(dtype))
 
     def _dtype(self, tensor: TensorType, call: Call) -> str:
@@ -346,7 +436,7 @@ class _Sketch:
         known = self.values.symbols.get(symbol) if symbol is not None else None
         if known is not None:
             return str(known).removeprefix("torch.")
-        found = self.random.choice(_usual_first(dtypes_of(tensor, {}), self.random))
+        found = str(self.pick(tensor.text, _usual_first(dtypes_of(tensor, {}), self.random)))
         if symbol is not None and len(tensor.dtypes) == 1 and isinstance(tensor.dtypes[0], DtypeSymbol):
             self.values.symbols[symbol] = found
         return found
@@ -372,7 +462,7 @@ class _Sketch:
 
 
 def _usual_first(dtypes: Iterable[str], random_of: random.Random) -> list[str]:
-    """Half of the time those that operators are mostly called with."""
+    """Mostly those that operators are mostly called with."""
     found = list(dtypes)
     usual = [name for name in found if name in ("float32", "bfloat16", "float16", "int64", "bool")]
-    return usual if usual and random_of.random() < 0.9 else [name for name in found if name in DTYPES]
+    return usual if usual and random_of.random() < 0.7 else [name for name in found if name in DTYPES]

@@ -76,11 +76,15 @@ class Bindings:
         self.after_call = after_call
         self.contract = contract
         self.clauses = clauses
-        self.values = Values(arguments, contract.constants, answers)
+        self.values = Values(arguments, contract.constants, answers, contract.tensors)
         self.known = {name: value for name, value in known.items() if name in contract.assigned}
         self.symbols_at_entry = {name: value for name, value in known.items() if name in contract.symbols}
         self.observations: list[Observation] = []
         self.unsolvable: dict[tuple[str, str], str] = {}
+        # What is asked again and again while no name gets another value: how tests of branches come out, which most
+        # statements share, and the tensors that are declared.
+        self._outcomes: dict[str, bool | Broken | None] = {}
+        self._declared: list[tuple[Declare, Path, TensorType, Any]] | None = None
 
     def collect(self) -> None:
         """Collect until nothing changes."""
@@ -88,6 +92,7 @@ class Bindings:
         solved: list[Observation] = []
         for _ in range(3 * (len(self.clauses) + len(self.contract.symbols)) + 5):
             before = (dict(self.values.symbols), dict(self.values.assigned))
+            self._forget()
             # By signature, not by statement: which of two is believed must not depend on the order of statements.
             self.observations = sorted([*self._sightings(), *solved], key=self._by_signature)
             votes = list(self._votes())
@@ -100,6 +105,7 @@ class Bindings:
             # The call may have changed its arguments in place: what was seen before it counts.
             self.values.symbols |= self.symbols_at_entry
             self._autocast()
+            self._forget()
             self._assign()
             if _same(before, (self.values.symbols, self.values.assigned)):
                 found = list(self._solutions())
@@ -141,10 +147,14 @@ class Bindings:
 
     def _tensors(self) -> Iterator[tuple[Declare, Path, TensorType, Any]]:
         """Every tensor that fits its declaration as far as kind and rank go."""
-        for clause in self.clauses:
-            if isinstance(clause.statement, Declare) and self.applies(clause):
-                for path, tensor, value in self._tensors_in(clause.statement.path, clause.statement.type):
-                    yield clause.statement, path, tensor, value
+        if self._declared is None:
+            self._declared = [
+                (clause.statement, *found)
+                for clause in self.clauses
+                if isinstance(clause.statement, Declare) and self.applies(clause)
+                for found in self._tensors_in(clause.statement.path, clause.statement.type)
+            ]
+        yield from self._declared
 
     def _by_signature(self, observation: Observation) -> tuple[int, str]:
         root = re.split(r"[.\[]", observation.where, maxsplit=1)[0]
@@ -240,16 +250,30 @@ class Bindings:
             parts = [value] if len(names) == 1 else list(value) if is_a(value, tuple | list) else []
             if len(parts) == len(names):
                 self.values.assigned.update((n, p) for n, p in zip(names, parts, strict=True) if p is not None)
+                self._forget()
 
     def applies(self, clause: Clause) -> bool:
         """Whether all the branches are taken that a clause stands in."""
-        for condition in clause.conditions:
-            try:
-                if bool(self.values.evaluate(condition.test)) is not condition.wanted:
-                    return False
-            except (*INAPPLICABLE, Broken):
-                return False
-        return True
+        return all(self.outcome(condition.test) is condition.wanted for condition in clause.conditions)
+
+    def outcome(self, test: Expr) -> bool | Broken | None:
+        """Whether a test is true, or why it has no value; None where it does not apply."""
+        # Which statements wanted the answer of a predicate that fails has to be told.
+        if test.text not in self._outcomes or self.values.answers is not None:
+            self._outcomes[test.text] = self._evaluated(test)
+        return self._outcomes[test.text]
+
+    def _evaluated(self, test: Expr) -> bool | Broken | None:
+        try:
+            return bool(self.values.evaluate(test))
+        except INAPPLICABLE:
+            return None
+        except Broken as broken:
+            return broken.with_traceback(None)
+
+    def _forget(self) -> None:
+        self._outcomes.clear()
+        self._declared = None
 
 
 # ---------------------------------------------------------------- types

@@ -138,7 +138,10 @@ def read_paths(contract: Contract) -> Iterator[Path]:
         elif isinstance(clause.statement, Remember):
             yield clause.statement.path
         for node in expressions_of(clause):
-            yield from (read.path for read in reads_of(node, contract))
+            for read in reads_of(node, contract):
+                yield read.path
+                if read.aspect in ("shape", "dtype", "device"):  # of what is no tensor it is an attribute as any other
+                    yield from (Path(read.path.root, (*read.path.steps, name)) for name in ("ndim", read.aspect))
 
 
 def asked_of_objects(contract: Contract) -> Iterator[tuple[Path, ast.Call]]:

@@ -84,6 +84,7 @@ _NAMESPACE: dict[str, Any] = {
     "_apart": reading.apart,
     "_as_index": reading.as_index,
     "_attribute": reading.attribute,
+    "_tensor_attribute": functions.tensor_attribute,
     "_compared": reading.compared,
     "_attribute_or_unset": reading.optional_attribute,
     "_evaluated": evaluated,

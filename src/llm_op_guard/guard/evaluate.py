@@ -69,6 +69,7 @@ COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 }
 
 
+_ASPECTS = ("shape", "dtype", "device", "ndim")
 # What reads from the call.
 _READS = (ast.Name, ast.Attribute, ast.Subscript)
 
@@ -76,12 +77,18 @@ _READS = (ast.Name, ast.Attribute, ast.Subscript)
 class Values:
     """The names of one call: parameters, symbols, assigned names.
 
+    `tensors` are the parameters that are declared as tensors: what looks like one has neither shape nor dtype.
     Without `answers` no imported predicate is asked, and what depends on one does not apply.
     """
 
     def __init__(
-        self, arguments: Mapping[str, Any], constants: Mapping[str, Any], answers: Answers | None = None
+        self,
+        arguments: Mapping[str, Any],
+        constants: Mapping[str, Any],
+        answers: Answers | None = None,
+        tensors: frozenset[str] = frozenset(),
     ) -> None:
+        self.tensors = tensors
         self.arguments = arguments
         self.constants = constants
         self.answers = answers
@@ -127,6 +134,8 @@ class Values:
         match node:
             case ast.Name(id=name):
                 return self.named(name)
+            case ast.Attribute(value=ast.Name(id=name), attr=attr) if name in self.tensors and attr in _ASPECTS:
+                return functions.tensor_attribute(self.named(name), attr)
             case ast.Attribute(value=owner, attr=attr):
                 return attribute(self.raw(owner), attr)
             case ast.Subscript(value=owner, slice=key):

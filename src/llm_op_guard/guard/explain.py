@@ -82,38 +82,39 @@ def explain(
     names had before the call, `at_entry` what the tensors looked like that types refer to. `answers` asks the
     predicates of class C; what went wrong with them stands in its `failures`.
     """
-    judged = frozenset(classes)
-    return _Explanation(contract, arguments, judged, after_call, known or {}, at_entry or {}, answers).violations()
+    return Explanation(contract, arguments, classes, after_call, known, at_entry, answers).violations()
 
 
-class _Explanation:
+class Explanation:
+    """What `explain` finds of one call, for those who want less: `broken` and `bindings` are told without its texts.
+
+    All is worked out when it is made.
+    """
+
     def __init__(
         self,
         contract: Contract,
         arguments: Mapping[str, Any],
-        classes: frozenset[CostClass],
-        after_call: bool,
-        known: Mapping[str, Any],
-        at_entry: Mapping[Path, Snapshot | None],
-        answers: Answers | None,
+        classes: Iterable[CostClass] = CLASSES,
+        after_call: bool = False,
+        known: Mapping[str, Any] | None = None,
+        at_entry: Mapping[Path, Snapshot | None] | None = None,
+        answers: Answers | None = None,
     ) -> None:
         self.contract = contract
-        self.at_entry = at_entry
+        self.at_entry = at_entry or {}
         self.after_call = after_call
-        self.judged = classes
+        self.judged = frozenset(classes)
         # Symbols are told by class A statements whether or not their own rules are judged.
         clauses = [
             clause
             for clause in contract.clauses
-            if clause.cost_class in {"A", *classes} and (after_call or not clause.after_call)
+            if clause.cost_class in {"A", *self.judged} and (after_call or not clause.after_call)
         ]
         self.answers = answers
-        self.bindings = Bindings(contract, clauses, arguments, known, after_call, answers)
+        self.bindings = Bindings(contract, clauses, arguments, known or {}, after_call, answers)
         self.values = self.bindings.values
         self.faults: list[Fault] = []
-        self.misfits: set[str] = set()
-
-    def violations(self) -> list[Violation]:
         self.bindings.collect()
         self.misfits = self.bindings.misfits(filter(self._is_judged, self.bindings.clauses))
         for clause in self.bindings.clauses:
@@ -123,7 +124,16 @@ class _Explanation:
                 self._judge(clause)
         if self.answers is not None:
             self.answers.about(None)
-        return [self._violation(fault) for fault in self._without_consequences()]
+        self.faults = self._without_consequences()
+
+    @property
+    def broken(self) -> tuple[str, ...]:
+        """The ids of the rules that are broken."""
+        return tuple(dict.fromkeys(fault.rule_id for fault in self.faults))
+
+    def violations(self) -> list[Violation]:
+        """The same with everything that is to be said of them."""
+        return [self._violation(fault) for fault in self.faults]
 
     def _is_judged(self, clause: Clause) -> bool:
         return clause.after_call == self.after_call and clause.cost_class in self.judged
@@ -139,14 +149,10 @@ class _Explanation:
 
     def _judge(self, clause: Clause) -> None:
         for condition in clause.conditions:
-            try:
-                taken = bool(self.values.evaluate(condition.test)) is condition.wanted
-            except INAPPLICABLE:
-                return
-            except Broken as broken:
-                self._broken_test(clause, condition.test, str(broken))
-                return
-            if not taken:
+            outcome = self.bindings.outcome(condition.test)
+            if isinstance(outcome, Broken):
+                self._broken_test(clause, condition.test, str(outcome))
+            if outcome is not condition.wanted:
                 return
         match clause.statement:
             case Declare(path=path, type=declared):

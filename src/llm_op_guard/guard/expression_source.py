@@ -169,14 +169,16 @@ class ExpressionWriter:
         codes: list[str] = []
         for part in parts:
             for name in self._tensors_read(part):
-                self.tested.add(Path(name))
-                codes.append(f"isinstance({self.names.own(name)}, _Tensor)")
+                is_tensor = name in self.contract.tensors
+                self.tested |= {Path(name)} if is_tensor else set()
+                own = self.names.own(name)
+                codes.append(f"isinstance({own}, _Tensor)" if is_tensor else f"{own} is not None")
             self.prepare(part)
             codes.append(atom(self._value(part)[0]) if len(parts) > 1 else self._value(part)[0])
         return " and ".join(codes)
 
     def _tensors_read(self, node: ast.expr) -> list[str]:
-        """Parameters of which a simple comparison reads a tensor's attribute, and that may be something else."""
+        """Parameters of which a simple comparison reads what tensors have, and that may be something else."""
         if not isinstance(node, ast.Compare):
             return []
         return [
@@ -184,7 +186,7 @@ class ExpressionWriter:
             for part in ast.walk(node)
             if isinstance(part, ast.Attribute)
             and isinstance(part.value, ast.Name)
-            and part.attr in ("shape", "dtype", "device", "ndim")
+            and part.attr in _ASPECTS
             and part.value.id in self.contract.parameters
             and not self.is_tensor(Path(part.value.id))
         ]
@@ -335,7 +337,8 @@ class ExpressionWriter:
                 if path is not None and attr in _ASPECTS and (there := self._tensor_where_there(path)):
                     return f"{there}.{attr}"
                 self.fallible = True
-                return f"_attribute({self._raw(owner)}, {attr!r})"
+                is_tensor = path is not None and str(path) in self.contract.tensors and attr in _ASPECTS
+                return f"{'_tensor' * is_tensor}_attribute({self._raw(owner)}, {attr!r})"
             case ast.Subscript(value=owner, slice=key):
                 self.fallible = True
                 return f"_item({self._raw(owner)}, {self._looked_for(key)})"

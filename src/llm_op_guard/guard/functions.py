@@ -364,6 +364,13 @@ Locator = Callable[..., Located | None]
 LOCATORS: dict[str, Locator] = {}
 
 
+def tensor_attribute(owner: Any, name: str) -> Any:
+    """The shape, dtype or device of what is meant to be a tensor; raises NotApplicable for anything else."""
+    if not is_tensor(owner):
+        raise NotApplicable
+    return getattr(owner, name)
+
+
 class StandIn(SimpleNamespace):
     """An object of a call that was made from data; `_answers` are what functions of contracts say of it."""
 

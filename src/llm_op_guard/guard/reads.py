@@ -58,7 +58,7 @@ def reads_of(node: ast.AST, contract: Contract) -> list[Read]:
         path = path_of(part) if isinstance(part, ast.expr) else None
         if path is not None:
             if path.root in roots:
-                found.append(_read(path, aspect))
+                found.append(read_at(path, aspect))
             return
         for child in ast.iter_child_nodes(part):
             visit(child, "object")
@@ -67,7 +67,7 @@ def reads_of(node: ast.AST, contract: Contract) -> list[Read]:
     return list(dict.fromkeys(found))
 
 
-def _read(path: Path, aspect: str) -> Read:
+def read_at(path: Path, aspect: str) -> Read:
     """Cut a path at the first tensor attribute: what stands before it is the argument."""
     for index, step in enumerate(path.steps):
         if isinstance(step, str) and step in TENSOR_ATTRIBUTES:

@@ -61,6 +61,7 @@ def findings(results: Sequence[Injected]) -> list[str]:
             lines.append(f"{name}: replayed, the capsule tells of another element: {', '.join(elsewhere)}")
         if result.unbroken:
             lines.append(f"{name}: no call was found that breaks {', '.join(result.unbroken)}")
+        lines += [f"{name}: no call can break {rule}: {reason}" for rule, reason in result.unbreakable.items()]
         if result.lenient:
             lines.append(f"{name}: possibly too strict, without a guard nothing changes: {', '.join(result.lenient)}")
         for error, count in list(result.refused.items())[:3]:

@@ -32,16 +32,19 @@ GROUPS: dict[str, tuple[str, ...]] = {
             for change in ("one more", "one fewer", "half", "twice")
             for where in ("in", "everywhere")
         ),
-        *("size 1 in", "empty in", "another size in"),
+        *("size 1 in", "empty in", "another size in", "another size everywhere", "the shape of another"),
     ),
-    "axes": ("rank ", "axes "),
+    "axes": ("rank ", "axes ", "no dimensions"),
     "dtypes": ("neighbouring dtype", "another dtype"),
     "devices": ("meta device",),
     "strides": ("transposed strides", "expanded strides", "gaps "),
     "values": ("element ", "all ", "0 and 1", "1 and 0", "ascending", "descending", "repeated", "noise", "a row of"),
-    "numbers": ("one more", "one fewer", "twice", "another number", "a negative number", "other truth"),
+    "numbers": (
+        *("one more", "one fewer", "twice"),
+        *("another number", "a negative number", "a stale number", "other truth"),
+    ),
     "texts": ("other text",),
-    "kinds": ("missing", "other kind", "a tensor", "another object"),
+    "kinds": ("missing", "other kind", "a tensor", "an array", "another object", "an object of another call"),
     "names": ("missing name", "misspelt name", "swapped arguments"),
     "items": ("one item fewer", "one item more", "other items"),
     "batch": ("empty batch", "doubled batch"),
@@ -80,6 +83,7 @@ _LEGEND = {
 }
 _OPEN_POINTS = {
     "rules_without_mutant": "Rules that no call was found to break",
+    "rules_that_no_call_can_break": "Rules that no call can break, and why",
     "capsules_that_do_not_replay": "Capsules that do not replay to the same rule",
     "capsules_telling_of_another_element": "Capsules that tell of another element when they are replayed",
     "possibly_too_strict": "Possibly too strict: without a guard nothing changed",
