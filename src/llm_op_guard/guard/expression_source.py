@@ -447,6 +447,8 @@ class ExpressionWriter:
         arguments += [
             f"{keyword.arg}={self._argument(dict(kinds)[str(keyword.arg)], keyword.value)}" for keyword in node.keywords
         ]
+        if FUNCTIONS[name].of_extremes and ast.unparse(node.args[0]) in self.plan.read_once:
+            arguments.append("reads=_reads")
         return f"_fn_{name}({', '.join(arguments)})"
 
 
