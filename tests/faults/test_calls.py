@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from llm_op_guard.contract.parse import parse_body
 from llm_op_guard.contract.path import Path
-from llm_op_guard.faults.build import build
+from llm_op_guard.faults.build import Builder, Unbuildable, build
+from llm_op_guard.faults.judge import judge
 from llm_op_guard.guard.call import (
     Call,
     IdentitySpec,
@@ -113,8 +114,43 @@ def test_strides(strides: tuple[int, int]) -> None:
 def test_meta_tensors_may_have_any_size() -> None:
     made = build(Call((("x", TensorSpec("float32", (1 << 31, 4), "meta")),)))["x"]
     assert made.shape == (1 << 31, 4)
-    with pytest.raises(ValueError, match="too large to be made here"):
+    with pytest.raises(Unbuildable, match="too large to be made here"):
         build(Call((("x", TensorSpec("float32", (1 << 31, 4))),)))
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        (TensorSpec("float3", (2,)), "torch has no dtype float3"),
+        (TensorSpec("nn", (2,)), "torch has no dtype nn"),
+        (TorchSpec("dtype", "cat"), "torch has no dtype cat"),
+        (TorchSpec("device", "nowhere"), "device 'nowhere': "),
+        (TensorSpec("float32", (2,), "nowhere"), "on nowhere: "),
+        (TensorSpec("float32", (1 << 63,), "meta"), "no tensor has such sizes and strides"),
+        (TensorSpec("float32", (1,), "meta", strides=(1 << 63,)), "no tensor has such sizes and strides"),
+        (TensorSpec("float32", (2, 3), strides=(1,)), "no tensor has such sizes and strides"),
+        (TensorSpec("float32", (1 << 32, 1 << 32), "meta"), "overflow"),
+        (TensorSpec("float32", (2,), strides=(1 << 24,)), "too large to be made here"),
+        (TensorSpec("int64", (2,), fill=(float("inf"),)), "infinity"),
+        (TensorSpec("int64", (2,), at=((0, 1 << 63),)), "verflow"),
+        (TensorSpec("uint1", (2,)), "not implemented for 'UInt1'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_made_here(spec: Any, says: str) -> None:
+    call = Call((("x", spec),))
+    with pytest.raises(Unbuildable, match=says):
+        build(call)
+    assert judge(contract("require(x is None)", "x"), call) is None
+
+
+def test_a_slip_of_ours_is_nothing_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slip(self: Builder, spec: ObjectSpec, where: str) -> Any:
+        return spec.nothing  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(Builder, "_object", slip)
+    with pytest.raises(AttributeError, match="nothing"):
+        judge(contract("require(x.n > 0)", "x"), Call((("x", ObjectSpec("object", (("n", 1),))),)))
 
 
 def test_capture_keeps_what_the_contract_reads_and_no_contents() -> None:
