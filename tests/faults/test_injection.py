@@ -16,11 +16,14 @@ from llm_op_guard.catalogue import contract_of, shipped
 from llm_op_guard.cli import main
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.parse import parse_body
+from llm_op_guard.faults import build, outcome
 from llm_op_guard.faults.ingredients import ingredients
-from llm_op_guard.faults.injection import INTENDED, Injected, inject, summary
+from llm_op_guard.faults.injection import INTENDED, MISSED, Checked, Injected, inject, summary
 from llm_op_guard.faults.mutants import breakable, mutants
 from llm_op_guard.faults.operators import Operator
+from llm_op_guard.faults.outcome import Trial, outcomes
 from llm_op_guard.faults.solve import valid_calls
+from llm_op_guard.guard.call import Call
 from llm_op_guard.guard.explain import explain
 
 ROPE = """
@@ -113,26 +116,57 @@ def test_what_becomes_of_calls_without_a_guard() -> None:
     assert summary([result])["caught"] == len(result.cases)
 
 
+def test_a_clear_error_names_what_the_rule_reads() -> None:
+    def operator(x: torch.Tensor, scale: float, norm: Any, mode: str) -> torch.Tensor:
+        if not scale < 4:
+            raise ValueError("scale has to be less than 4")
+        if not norm.eps < 4:
+            raise ValueError("eps has to be less than 4")
+        if mode != "left":
+            raise ValueError("x cannot be turned that way")
+        return x
+
+    rules = "require(scale < 4, id='first')\nrequire(norm.eps < 4, id='second')\nrequire(mode == 'left', id='x')"
+    result = injected(f"x: floating[N]\n{rules}\nscale: float", "x", "scale", "norm", "mode", operator=operator)
+    kinds = {(case.rule, case.unguarded.kind) for case in result.cases if case.unguarded.text.startswith("ValueError")}
+    assert {("first", "clear error"), ("second", "clear error"), ("x", "obscure error")} <= kinds
+    assert not kinds & {("first", "obscure error"), ("second", "obscure error"), ("x", "clear error")}
+
+
+def test_changes_that_cannot_be_made_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "MOST_ELEMENTS", 8)  # a ninth element is too many
+    result = injected("x: any[N]", "x")
+    assert result.to_dict()["changed_calls_that_cannot_be_made_here"] == result.unbuildable > 0
+
+
+def test_a_comparison_that_fails_is_no_fault_of_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slip(right: list[Any], found: list[Any]) -> Any:
+        raise ZeroDivisionError("nothing to compare")
+
+    monkeypatch.setattr(outcome, "_difference", slip)
+    call = Call((("n", 1),))
+    with pytest.raises(RuntimeError, match="comparing the results of n=1: ZeroDivisionError: nothing to compare"):
+        list(outcomes(Operator("operator", lambda n: n), [Trial(call, call)]))
+
+
 def test_a_rule_that_nothing_needs_is_called_too_strict() -> None:
     result = injected("x: floating[N]\nrequire(n < 4, id='idle')\nn: int", "x", "n", operator=lambda x, n: x)
     assert "idle" in result.lenient
 
 
-def test_a_check_that_misses_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    from llm_op_guard.faults import injection
-
-    monkeypatch.setattr(injection.Checked, "__call__", lambda self, call: [])
-    result = injected("require(n < 4, id='n')\nn: int", "n")
-    assert result.count(injection.MISSED) == len(result.cases) > 0
+BELOW_FOUR = "require(n < 4, id='n')\nn: int"
 
 
-def test_a_check_that_stops_valid_calls_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    from llm_op_guard.faults import injection
+def test_a_check_that_misses_is_reported() -> None:
+    check = Checked(contract("n: int", "n"))
+    result = inject("operator", contract(BELOW_FOUR, "n"), None, valid=20, check=check)
+    assert not result.false_alarms
+    assert result.count(MISSED) == sum(case.rule == "n" for case in result.cases) > 0
 
-    strict = contract("require(n < 2, id='n')", "n")
-    real = injection.Checked
-    monkeypatch.setattr(injection, "Checked", lambda _: real(strict))
-    result = injected("require(n < 4, id='n')\nn: int", "n")
+
+def test_a_check_that_stops_valid_calls_is_reported() -> None:
+    check = Checked(contract("require(n < 2, id='n')", "n"))
+    result = inject("operator", contract(BELOW_FOUR, "n"), None, valid=20, check=check)
     assert result.false_alarms and result.false_alarms[0].message.startswith("operator: n = ")
 
 

@@ -63,11 +63,12 @@ def breakable(contract: Contract) -> list[Rule]:
 
 
 def mutants(
-    made_of: Ingredients, valid: list[Judgement], seed: int, passed: Callable[[Judgement], None] | None = None
+    made_of: Ingredients, valid: list[Judgement], seed: int, told: Callable[[Judgement | None], None] | None = None
 ) -> dict[str, list[Mutant]]:
     """By rule, the mutants found: those that break the fewest other rules first, each of another kind.
 
-    `passed` is told of the changed calls that break nothing.
+    Each change of a valid call is `told`, None where it cannot be made here: they are not kept, as their tensors are
+    large together.
     """
     rules = breakable(made_of.contract)
     found: dict[str, dict[str, Mutant]] = {rule.id: {} for rule in rules}
@@ -79,10 +80,10 @@ def mutants(
             if edit.call not in judged:
                 judged.add(edit.call)
                 new = judge(made_of.contract, edit.call)
+                if told is not None:
+                    told(new)
                 if new is not None:
                     _keep(found, new, edit, judgement.call)
-                    if passed is not None and not new.broken:
-                        passed(new)
     random_of = random.Random(seed)
     for rule in rules:
         if not any(not mutant.others for mutant in found[rule.id].values()):
