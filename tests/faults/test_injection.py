@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import random
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,12 @@ from llm_op_guard.contract.parse import parse_body
 from llm_op_guard.faults import build, outcome
 from llm_op_guard.faults.ingredients import ingredients
 from llm_op_guard.faults.injection import INTENDED, MISSED, Checked, Injected, inject, summary
+from llm_op_guard.faults.judge import judge
 from llm_op_guard.faults.mutants import breakable, mutants
 from llm_op_guard.faults.operators import Operator
 from llm_op_guard.faults.outcome import Trial, outcomes
-from llm_op_guard.faults.solve import valid_calls
-from llm_op_guard.guard.call import Call
+from llm_op_guard.faults.solve import _to_blame, valid_calls
+from llm_op_guard.guard.call import Call, IdentitySpec, ObjectSpec
 from llm_op_guard.guard.explain import explain
 
 ROPE = """
@@ -152,6 +155,31 @@ def test_a_comparison_that_fails_is_no_fault_of_the_operator(monkeypatch: pytest
 def test_a_rule_that_nothing_needs_is_called_too_strict() -> None:
     result = injected("x: floating[N]\nrequire(n < 4, id='idle')\nn: int", "x", "n", operator=lambda x, n: x)
     assert "idle" in result.lenient
+
+
+def test_an_answer_that_is_an_identity_is_that_of_the_object_or_of_another() -> None:
+    made = ingredients(contract("require(recall(cache, 'by') == identity(self))", "self", "cache"))
+    found = valid_calls(made, 0, 20)
+    assert answers(judgement.call for judgement in found) >= {(("recall('by')", IdentitySpec("self")),)}
+    (broken,) = mutants(made, found, 0).values()
+    assert answers(mutant.call for mutant in broken) == {(("recall('by')", IdentitySpec()),)}
+
+
+def answers(calls: Iterable[Call]) -> set[Any]:
+    caches = [dict(call.arguments)["cache"] for call in calls]
+    return {cache.answers for cache in caches if isinstance(cache, ObjectSpec) and cache.answers}
+
+
+def test_what_is_to_blame_is_what_the_taken_branch_reads() -> None:
+    branches = contract(
+        "if side == 'left':\n    require(m > 3, id='r')\nelif side == 'right':\n    require(n > 3, id='r')",
+        *("side", "m", "n"),
+    )
+    made = ingredients(branches)
+    for side, other in (("left", "m"), ("right", "n")):
+        judgement = judge(branches, Call((("side", side), ("m", 0), ("n", 0))))
+        assert judgement is not None
+        assert [str(choice.path) for choice in _to_blame(made, judgement, random.Random(0))] == [other]
 
 
 BELOW_FOUR = "require(n < 4, id='n')\nn: int"

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from llm_op_guard.contract.model import Contract, Rule
+from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.unbreakable import unbreakable
+from llm_op_guard.contract.validate import clauses_of
 from llm_op_guard.errors import GuardError
 from llm_op_guard.faults.build import build
 from llm_op_guard.faults.capsule import TWO_KILOBYTES, Replayed, retried
@@ -249,7 +250,7 @@ def inject(
         made = {rule: kinds or others[rule] for rule, kinds in made.items()}
     made |= late.broken
     chosen = [mutant for kinds in made.values() for mutant in kinds if case is None or mutant.id == case]
-    read = {rule.id: _read(made_of, rule) for rule in contract.rules}
+    read = {rule.id: _read(made_of, rule.id) for rule in contract.rules}
     trials = [Trial(m.call, m.origin, read[m.rule]) for m in chosen if m.call.entry is None]
     found = outcomes(operator, trials) if operator is not None else _nowhere(len(trials))
     cases, replayed = [], {}
@@ -316,9 +317,9 @@ def _case(name: str, mutant: Mutant, violations: list[Violation], outcome: Outco
     )
 
 
-def _read(made_of: Ingredients, rule: Rule) -> tuple[str, ...]:
+def _read(made_of: Ingredients, rule: str) -> tuple[str, ...]:
     """What a clear error about a rule would name: one of the arguments, or of their attributes, that it reads."""
-    paths = [choice.path for clause in made_of.clauses_of(rule) for choice in made_of.mentioned(clause)]
+    paths = [choice.path for clause in clauses_of(made_of.contract, rule) for choice in made_of.mentioned(clause)]
     steps = [step for path in paths for step in (path.root, *path.steps[-1:])]
     return tuple(dict.fromkeys(step for step in steps if isinstance(step, str)))
 

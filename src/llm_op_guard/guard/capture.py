@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from llm_op_guard.contract.model import Clause, Contract, Declare, LiteralType, Remember, Require
 from llm_op_guard.contract.path import Path, path_of
+from llm_op_guard.contract.validate import clauses_of
 from llm_op_guard.contract.vocabulary import FUNCTIONS
 from llm_op_guard.contract.walk import declared_paths
 from llm_op_guard.guard import functions, memory
@@ -94,10 +95,10 @@ def _steps_below(contract: Contract) -> dict[str, list[tuple[Step, ...]]]:
 
 
 def _with_offenders(call: Call, contract: Contract, broken: Collection[str], bindings: Bindings) -> Call:
-    for rule in contract.rules:
-        if rule.id not in broken or not isinstance(rule.statement, Require):
+    for clause in (clause for rule in broken for clause in clauses_of(contract, rule)):
+        if not isinstance(clause.statement, Require) or not bindings.applies(clause):
             continue
-        for path, index, value in offenders(rule.statement.expr.node, bindings.values):
+        for path, index, value in offenders(clause.statement.expr.node, bindings.values):
             spec = call.get(path)
             if isinstance(spec, TensorSpec):
                 first = sum(i * s for i, s in zip(index, row_order(spec.shape), strict=False))
