@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llm_op_guard.catalogue import contract_of
@@ -80,7 +80,7 @@ def cases(target: Any, *, valid: int = 20, broken: int = 3, seed: int = 0) -> Ca
     contract = target if isinstance(target, Contract) else contract_of(target)
     if contract is None:
         raise TypeError(f"cases takes something guarded, or a contract; not a {type(target).__name__}")
-    made_of = ingredients(contract)
+    made_of = replace(ingredients(contract), usual=True)
     right = valid_calls(made_of, seed, valid)
     found = [Case(judgement.call) for judgement in right]
     for rule, kinds in mutants(made_of, right, seed).items():

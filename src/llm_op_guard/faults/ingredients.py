@@ -24,7 +24,7 @@ from llm_op_guard.contract.vocabulary import DTYPE_NAMES
 from llm_op_guard.contract.walk import declared_paths, tensor_types
 from llm_op_guard.guard.capture import asked_of_objects, expressions_of, texts_spelt
 from llm_op_guard.guard.evaluate import dtype_values
-from llm_op_guard.guard.reads import Read, read_at, reads_of
+from llm_op_guard.guard.reads import reads_of, reads_of_items
 
 Kind = Literal["tensor", "plain", "object", "answer"]
 
@@ -53,7 +53,8 @@ class Ingredient:
 class Ingredients:
     """All there is to choose in calls of a contract; `numbers` and `texts` are those that its text spells.
 
-    `named` are the paths of dicts whose keys are looked at.
+    `named` are the paths of dicts whose keys are looked at. With `usual` calls are sketched as most calls are, in
+    dtypes that operators are mostly called with.
     """
 
     contract: Contract
@@ -62,6 +63,7 @@ class Ingredients:
     texts: tuple[str, ...]
     named: frozenset[Path]
     dtypes: tuple[str, ...]
+    usual: bool = False
 
     def mentioned(self, clause: Clause) -> list[Ingredient]:
         """What a rule depends on, its conditions aside."""
@@ -76,7 +78,7 @@ class Ingredients:
         wanted = {
             read.path
             for node in self._with_assigned(expressions)
-            for read in (*reads_of(node, self.contract), *_read_of_items(node))
+            for read in (*reads_of(node, self.contract), *reads_of_items(node))
         }
         symbols = {name.id for node in expressions for name in ast.walk(node) if isinstance(name, ast.Name)}
         for clause in self.contract.clauses:
@@ -113,7 +115,7 @@ def ingredients(contract: Contract) -> Ingredients:
             for path, kind in declared_paths(clause.statement.path, clause.statement.type):
                 declared.setdefault(path, []).append(kind)
         for node in expressions_of(clause):
-            for read in (*reads_of(node, contract), *_read_of_items(node)):
+            for read in (*reads_of(node, contract), *reads_of_items(node)):
                 aspects.setdefault(read.path, set()).add(read.aspect)
     named = frozenset(_named(contract))
     # A dict answers for itself which of its names are misspelt.
@@ -155,37 +157,6 @@ def ingredients(contract: Contract) -> Ingredients:
         if isinstance(node, ast.Name) and node.id in DTYPE_NAMES
     )
     return Ingredients(contract, (*choices, *questions.values()), tuple(numbers), tuple(texts), named, tuple(dtypes))
-
-
-def misspelling(name: str) -> str:
-    """A name with its second letter left out."""
-    return name[:1] + name[2:]
-
-
-def _read_of_items(expression: ast.expr) -> Iterator[Read]:
-    """What is read of an item whose index is worked out.
-
-    `layers[layer_idx].is_sliding` reads as of the first two items, `kwargs[misspelt(kwargs, "labels")].shape` as of one
-    that is misspelt.
-    """
-    for node in ast.walk(expression):
-        steps: list[str] = []
-        inner = node
-        while isinstance(inner, ast.Attribute):
-            steps.insert(0, inner.attr)
-            inner = inner.value
-        if not steps or not isinstance(inner, ast.Subscript) or path_of(inner) is not None:
-            continue
-        owner = path_of(inner.value)
-        keys: list[str | int] = [0, 1]
-        match inner.slice:
-            case ast.Slice() | ast.Tuple():
-                continue
-            case ast.Call(func=ast.Name(id="misspelt"), args=[_, *names]):
-                keys = [misspelling(str(name.value)) for name in names if isinstance(name, ast.Constant)]
-        if owner is not None:
-            for key in keys:
-                yield read_at(Path(owner.root, (*owner.steps, (key,), *steps)), "object")
 
 
 def _compared_with_identities(contract: Contract) -> Iterator[tuple[str, Path]]:

@@ -33,7 +33,7 @@ _LARGEST_SIZE = 4096
 MOST_OF_A_RULE = 12
 # For one that a single change does not break alone, so often a way is looked for from one of so many of the nearest
 # valid calls, so many steps far; for each step so many changes are tried.
-_ATTEMPTS = 6
+_ATTEMPTS = 10
 _NEAREST = 3
 _STEPS = 8
 _TRIES = 25

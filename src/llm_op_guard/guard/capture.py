@@ -34,7 +34,7 @@ from llm_op_guard.guard.call import (
 )
 from llm_op_guard.guard.elements import offenders
 from llm_op_guard.guard.reading import UNSET, Snapshot, is_a, is_tensor, number_now, path_value
-from llm_op_guard.guard.reads import reads_of
+from llm_op_guard.guard.reads import reads_of, reads_of_items
 
 # Of a container so many items are kept.
 MOST_ITEMS = 64
@@ -139,7 +139,7 @@ def read_paths(contract: Contract) -> Iterator[Path]:
         elif isinstance(clause.statement, Remember):
             yield clause.statement.path
         for node in expressions_of(clause):
-            for read in reads_of(node, contract):
+            for read in (*reads_of(node, contract), *reads_of_items(node)):
                 yield read.path
                 if read.aspect in ("shape", "dtype", "device"):  # of what is no tensor it is an attribute as any other
                     yield from (Path(read.path.root, (*read.path.steps, name)) for name in ("ndim", read.aspect))

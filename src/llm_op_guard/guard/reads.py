@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from llm_op_guard.contract.model import Contract
@@ -58,7 +59,7 @@ def reads_of(node: ast.AST, contract: Contract) -> list[Read]:
         path = path_of(part) if isinstance(part, ast.expr) else None
         if path is not None:
             if path.root in roots:
-                found.append(read_at(path, aspect))
+                found.append(_read_at(path, aspect))
             return
         for child in ast.iter_child_nodes(part):
             visit(child, "object")
@@ -67,9 +68,40 @@ def reads_of(node: ast.AST, contract: Contract) -> list[Read]:
     return list(dict.fromkeys(found))
 
 
-def read_at(path: Path, aspect: str) -> Read:
+def _read_at(path: Path, aspect: str) -> Read:
     """Cut a path at the first tensor attribute: what stands before it is the argument."""
     for index, step in enumerate(path.steps):
         if isinstance(step, str) and step in TENSOR_ATTRIBUTES:
             return Read(Path(path.root, path.steps[:index]), _SHAPE.get(step, "object"))
     return Read(path, aspect)
+
+
+def misspelling(name: str) -> str:
+    """A name with its second letter left out."""
+    return name[:1] + name[2:]
+
+
+def reads_of_items(expression: ast.expr) -> Iterator[Read]:
+    """What is read of an item whose index is worked out.
+
+    `layers[layer_idx].is_sliding` reads as of the first two items, `kwargs[misspelt(kwargs, "labels")].shape` as of one
+    that is misspelt.
+    """
+    for node in ast.walk(expression):
+        steps: list[str] = []
+        inner = node
+        while isinstance(inner, ast.Attribute):
+            steps.insert(0, inner.attr)
+            inner = inner.value
+        if not steps or not isinstance(inner, ast.Subscript) or path_of(inner) is not None:
+            continue
+        owner = path_of(inner.value)
+        keys: list[str | int] = [0, 1]
+        match inner.slice:
+            case ast.Slice() | ast.Tuple():
+                continue
+            case ast.Call(func=ast.Name(id="misspelt"), args=[_, *names]):
+                keys = [misspelling(str(name.value)) for name in names if isinstance(name, ast.Constant)]
+        if owner is not None:
+            for key in keys:
+                yield _read_at(Path(owner.root, (*owner.steps, (key,), *steps)), "object")

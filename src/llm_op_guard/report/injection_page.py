@@ -34,7 +34,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         ),
         *("size 1 in", "empty in", "another size in", "another size everywhere", "the shape of another"),
     ),
-    "axes": ("rank ", "axes ", "no dimensions"),
+    "axes": ("rank ", "axes ", "no dimensions", "the last dimensions"),
     "dtypes": ("neighbouring dtype", "another dtype"),
     "devices": ("meta device",),
     "strides": ("transposed strides", "expanded strides", "gaps "),
