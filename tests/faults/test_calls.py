@@ -24,6 +24,8 @@ from llm_op_guard.guard.call import (
     TensorSpec,
     TextSpec,
     TorchSpec,
+    answer_key,
+    asked,
     from_json,
     to_json,
 )
@@ -80,6 +82,10 @@ def test_json_and_back(call: Call) -> None:
     assert repr(from_json(json.loads(text))) == repr(call)  # repr: NaN is not equal to itself
 
 
+ONE = {"tensor": "float32", "shape": [1]}
+OBJECT: dict[str, Any] = {"object": "Module", "attributes": {}}
+
+
 @pytest.mark.parametrize(
     ("data", "says"),
     [
@@ -88,11 +94,32 @@ def test_json_and_back(call: Call) -> None:
         ({"arguments": {"q": {"cat": 1}}}, "q: not a value of a call"),
         ({"arguments": {"q": {"tuple": [{"number": "3e400000"}]}}}, r"q\[0\]: not a number"),
         ({"arguments": {}, "seed": "x"}, "the seed of a call is an integer"),
+        ({"arguments": {"q": {"number": ""}}}, "q: not a number"),
+        ({"arguments": {"q": {**ONE, "fill": 3}}}, "q: what fills a tensor is a list of numbers"),
+        ({"arguments": {"q": {**ONE, "fill": []}}}, "q: what fills a tensor is a list of numbers"),
+        ({"arguments": {"q": {**ONE, "fill": [None]}}}, "q: not a number"),
+        ({"arguments": {"q": {**ONE, "at": 3}}}, r"q: single elements are a list of \[place, number\]"),
+        ({"arguments": {"q": {**ONE, "at": [3]}}}, r"q: single elements are a list of \[place, number\]"),
+        ({"arguments": {"q": {**ONE, "at": [["0", 3]]}}}, r"q: single elements are a list of \[place, number\]"),
+        ({"arguments": {"q": {**ONE, "device": 3}}}, "q: a device is a text"),
+        ({"arguments": {"q": {**OBJECT, "answers": 3}}}, r'q: answers are {"function\(\)": value}'),
+        ({"arguments": {"q": {**OBJECT, "answers": {"length": 3}}}}, "'length' is no question about an object"),
+        ({"arguments": {"q": {**OBJECT, "answers": {"f(g())": 3}}}}, r"'f\(g\(\)\)' is no question about an object"),
     ],
 )
 def test_what_is_no_call_says_where(data: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         from_json(data)
+
+
+@given(st.lists(st.integers() | st.booleans() | st.text() | st.floats(allow_nan=False, allow_infinity=False)))
+def test_a_question_is_read_as_it_was_written(arguments: list[Any]) -> None:
+    assert asked(answer_key("recall", tuple(arguments))) == ("recall", tuple(arguments))
+
+
+def test_an_empty_tensor_may_be_filled_with_nothing() -> None:
+    data = {"arguments": {"q": {"tensor": "float32", "shape": [0], "fill": []}}}
+    assert build(from_json(data))["q"].shape == (0,)
 
 
 def test_the_same_call_makes_the_same_arguments() -> None:

@@ -21,11 +21,11 @@ from llm_op_guard.guard.call import (
     TensorSpec,
     TextSpec,
     TorchSpec,
+    asked,
     row_order,
 )
 from llm_op_guard.guard.functions import StandIn
 
-_RECALLED = "recall("
 # More elements than that are made on the device "meta" only.
 MOST_ELEMENTS = 1 << 24
 # More than torch counts elements with.
@@ -93,13 +93,20 @@ class Builder:
         made = StandIn(**{name: self.built(part, f"{where}.{name}") for name, part in spec.attributes})
         answers = {}
         for key, part in spec.answers:
-            if key.startswith(_RECALLED):
-                self.facts.append((made, key.removeprefix(_RECALLED).strip(")'"), part))
-            else:
-                answers[key] = self.built(part, f"{where}: {key}")
+            match self._asked(key):
+                case ("recall", (str() as fact,)):
+                    self.facts.append((made, fact, part))
+                case _:
+                    answers[key] = self.built(part, f"{where}: {key}")
         if answers:
             made._answers = answers
         return made
+
+    def _asked(self, key: str) -> tuple[str, tuple[Any, ...]]:
+        try:
+            return asked(key)
+        except ValueError as error:  # an argument that is no literal: NaN
+            raise Unbuildable(str(error)) from None
 
     def _dtype(self, name: str) -> Any:
         found = getattr(self.torch, name, None)

@@ -147,7 +147,7 @@ def _capsule(data: dict[str, Any]) -> Capsule:
         raise CapsuleError('"versions" of a capsule are names and texts')
     try:
         call = from_json(data.get("call"))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise CapsuleError(f"the call of the capsule cannot be read: {error}") from None
     known = {name: str(text) for name, text in texts.items()}
     return Capsule(**known, rules=tuple(rules), place=str(data.get("place", "")), versions=told, call=call)
