@@ -260,6 +260,18 @@ def test_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert case["message"] in capsys.readouterr().out
 
 
+def test_torch_has_as_many_threads_as_before(tmp_path: Path) -> None:
+    file = tmp_path / "mine.contract"
+    file.write_text("def half(n):\n    require(n % 2 == 0)\n")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert main(["inject", str(file), "--valid", "2"]) == 0
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_a_guarded_function(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
