@@ -1,4 +1,4 @@
-"""For the tests of those who write contracts: violations again, from capsules."""
+"""For the tests of those who write contracts: calls made from a contract, and violations again, from capsules."""
 
 from __future__ import annotations
 
@@ -71,6 +71,8 @@ class Case:
 
 def cases(target: Any, *, valid: int = 20, broken: int = 3, seed: int = 0) -> Callable[[Any], Any]:
     """Parametrise a test, which takes `case`, over calls made from a contract: valid ones, and some for every rule.
+
+    Promises (`returns`, `ensure`) have none: no call breaks them.
 
     `target` is something guarded, or a contract that `og.load` has read. `valid` is the number of valid calls,
     `broken` the most for a rule. Raises TypeError for another target.
