@@ -189,7 +189,7 @@ def _kind_of_number(spec: Spec | Any, number: int | float) -> str:
 
 def _of_tensor(spec: TensorSpec, made_of: Ingredients, hints: tuple[int, ...]) -> Iterator[tuple[str, TensorSpec]]:
     yield from ((kind, replace(spec, shape=shape, strides=None, at=())) for kind, shape in _shapes(spec.shape, hints))
-    for dtype in dict.fromkeys((*NEIGHBOURS.get(spec.dtype, ("float32", "int64")), *made_of.dtypes)):
+    for dtype in dict.fromkeys((*NEIGHBOURS.get(spec.dtype, ()), "float32", "int64", *made_of.dtypes)):
         if dtype != spec.dtype:
             yield "neighbouring dtype", replace(spec, dtype=dtype, at=(), fill=None if "float" in dtype else spec.fill)
     if spec.device == "cpu":
