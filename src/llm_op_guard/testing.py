@@ -9,14 +9,13 @@ from typing import Any
 
 from llm_op_guard.catalogue import contract_of
 from llm_op_guard.contract.model import Contract
-from llm_op_guard.errors import GUARD_ERRORS
 from llm_op_guard.faults import capsule as capsules
 from llm_op_guard.faults.build import build
 from llm_op_guard.faults.ingredients import ingredients
 from llm_op_guard.faults.mutants import mutants
 from llm_op_guard.faults.solve import valid_calls
 from llm_op_guard.guard.call import Call
-from llm_op_guard.guard.violation import Violation
+from llm_op_guard.guard.violation import Violation, error_class
 from llm_op_guard.replaying import contract_for, dressed
 from llm_op_guard.report.text import render
 
@@ -44,8 +43,7 @@ def replay(text: str, *, contract: str | None = None) -> None:
     replayed = capsules.replay(found, contract_for(found, contract)[1])
     violations = dressed(replayed)
     if violations:
-        named = next((violation.error for violation in violations if violation.error is not None), None)
-        raise GUARD_ERRORS[named or "ValueError"](render(violations), violations)
+        raise error_class(violations)(render(violations), violations)
 
 
 @dataclass(frozen=True)

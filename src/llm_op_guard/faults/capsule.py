@@ -20,8 +20,7 @@ from llm_op_guard.faults.ingredients import Ingredient, ingredients
 from llm_op_guard.faults.judge import Judgement, judge
 from llm_op_guard.faults.solve import hints_of
 from llm_op_guard.guard.call import Call, Entry, Spec, TensorSpec, TorchSpec, from_json, to_json
-from llm_op_guard.guard.capture import expressions_of
-from llm_op_guard.guard.reads import reads_of
+from llm_op_guard.guard.reads import expressions_of, reads_of
 from llm_op_guard.guard.violation import Violation
 
 FORMAT = 1

@@ -22,9 +22,8 @@ from llm_op_guard.contract.model import (
 from llm_op_guard.contract.path import Path, path_of
 from llm_op_guard.contract.vocabulary import DTYPE_NAMES
 from llm_op_guard.contract.walk import declared_paths, tensor_types
-from llm_op_guard.guard.capture import asked_of_objects, expressions_of, texts_spelt
 from llm_op_guard.guard.evaluate import dtype_values
-from llm_op_guard.guard.reads import reads_of, reads_of_items
+from llm_op_guard.guard.reads import asked_of_objects, expressions_of, reads_of, reads_of_items, texts_spelt
 
 Kind = Literal["tensor", "plain", "object", "answer"]
 

@@ -16,8 +16,9 @@ from llm_op_guard.contract.model import Contract
 from llm_op_guard.faults.build import Builder
 from llm_op_guard.guard import functions
 from llm_op_guard.guard.call import Call, MappingSpec, ObjectSpec, SequenceSpec, Spec, TensorSpec, asked
-from llm_op_guard.guard.capture import capture, read_paths
+from llm_op_guard.guard.capture import capture
 from llm_op_guard.guard.reading import UNSET, is_tensor, path_value
+from llm_op_guard.guard.reads import read_paths
 
 # What guards have seen of an object is nothing to an operator.
 _REMEMBERED = ("recall", "filled_unseen")
