@@ -22,7 +22,7 @@ INJECT_SAMPLE := functional:embedding functional:layer_norm functional:cross_ent
 	moe:router norm:rms_norm norm:gated_rms_norm norm:layer_norm_of_channels rope:apply_rotary_emb rope:apply_rotary_pos_emb_at_positions \
 	rope_vision:apply_rotary_embeddings
 
-.PHONY: help demo test browser zoo inject inject-sample transformers-suites test-transformers-4 lint format types bench docs support support-check support-draft clean
+.PHONY: help demo test browser zoo inject inject-sample transformers-suites test-transformers-4 lint format types bench bench-values docs support support-check support-draft clean
 help:
 	@echo "make demo    a tiny Llama with and without guards, then bad inputs side by side"
 	@echo "make test    the tests                           make zoo     every model type of Transformers, guarded and not"
@@ -31,6 +31,7 @@ help:
 	@echo "make lint    ruff, fmt and check of contracts   make format  apply what can be applied"
 	@echo "make browser the pages of reports in Chromium"
 	@echo "make types   mypy --strict                      make bench   the benchmarks"
+	@echo "make bench-values    what it costs to look at every element of a tensor"
 	@echo "make docs    write the generated parts anew     make clean   remove .venv and caches"
 	@echo "make test-transformers-4    the tests of the Transformers contracts with Transformers $(TRANSFORMERS_4)"
 	@echo "make transformers-suites    the test suites of Transformers $(TRANSFORMERS_5), guarded and not"
@@ -83,6 +84,9 @@ bench: $(READY)
 	@$(BIN)/python benchmarks/patching.py
 	@$(BIN)/python benchmarks/decode_step.py
 	@$(BIN)/python benchmarks/ledger.py
+
+bench-values: $(READY)
+	@$(BIN)/python benchmarks/values.py
 
 docs: $(READY)
 	@$(BIN)/python scripts/language_reference.py

@@ -100,7 +100,7 @@ FEATURES = [
     Feature("broadcast", "require(broadcasts((B, 1, L, S), (B, H, L, S)))"),
     Feature("type of device", "require(dev != meta)\nrequire(self.scale.device in (cpu, cuda))"),
     Feature("dtype rule", "require(T in floating)"),
-    Feature("value rule", "require(finite(q))", why="values are not read in a compiled program"),
+    Feature("value rule", "require(finite(q))", why="it is judged when the program runs"),
     Feature("result", "returns: floating[B, H, L, S] @ dev"),
     Feature("suspect rule, kept", "require(L < 100, certain=False)"),
     Feature("suspect rule, broken", "require(L > 100, certain=False)", why="it is judged, and not told of"),

@@ -45,7 +45,7 @@ from llm_op_guard.policy import (
 from llm_op_guard.report.dispatch import Dispatcher
 from llm_op_guard.report.record import Record
 from llm_op_guard.report.sink import JsonLines
-from llm_op_guard.values import locate, plain, texts
+from llm_op_guard.values import locate, texts, verdicts
 from llm_op_guard.verification import Verification, asking, bound
 from llm_op_guard.waivers import Waiver, Waivers
 
@@ -67,7 +67,7 @@ _INTEGRATIONS: dict[str, Callable[[], Integration]] = {
 }
 _installers: dict[str, Installer] = {}
 
-for _name, _function in {**plain.FUNCTIONS, **texts.FUNCTIONS}.items():
+for _name, _function in {**verdicts.FUNCTIONS, **texts.FUNCTIONS}.items():
     functions.register(_name, _function, locate.LOCATORS.get(_name))
 _transformers.register()
 

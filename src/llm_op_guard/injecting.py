@@ -71,7 +71,7 @@ def main(out: Terminal, complaints: Terminal, wanted: Wanted) -> bool:
     if wanted.case is not None and not any(result.cases for result in results):
         raise InjectError(
             f"there is no case {wanted.case!r} with --seed {wanted.seed} --valid {wanted.valid}: "
-            "the JSON of --json has with each case the command for it"
+            "ids stand in the JSON of --json, with the seed and the number of valid calls"
         )
     _show(out, results, left_out, wanted)
     _write(results, left_out, wanted)

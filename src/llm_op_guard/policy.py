@@ -1,8 +1,10 @@
 """What runs and what a violation does. The only reader of the environment.
 
 A policy gives each cost class a setting: an action (`raise`, `warn`, `record`, `off`), a time (`sync`), or both; a
-time alone means raise. Classes that it leaves open keep what was set before: by `set_policy`, by `LLM_OP_GUARD`, or by
-the guard's own defaults. `default=` says what becomes of the rules that only those defaults switch on.
+time alone means raise. Class B, which reads tensors, may have a pace as well: `every=10` is every tenth call of an
+operator, `sample=0.01` a call in a hundred by chance. Rules that protect a memory access keep no pace (`guard.pace`).
+Classes that it leaves open keep what was set before: by `set_policy`, by `LLM_OP_GUARD`, or by the guard's own
+defaults. `default=` says what becomes of the rules that only those defaults switch on.
 
 Who wins: the innermost `with` block, then `set_policy`, then the environment, then the guard's defaults. Among the
 settings of `set_policy`, and among those of the environment, one for an operator beats one for all; of several that
@@ -49,32 +51,58 @@ class Time(StrEnum):
 
 @dataclass(frozen=True)
 class Setting:
-    """What happens with the rules of one class."""
+    """What happens with the rules of one class, and in which calls they are judged: every so many, or by chance."""
 
     action: Action
     time: Time = Time.SYNC
+    every: int = 1
+    sample: float = 1.0
+
+    @property
+    def is_paced(self) -> bool:
+        """Whether rules are left out of some calls."""
+        return (self.every, self.sample) != (1, 1.0)
 
     @classmethod
     def parse(cls, text: object) -> Self:
-        """Read `"raise"`, `"sync"`, `"warn,sync"`; raises PolicyError for anything else."""
+        """Read `"raise"`, `"sync"`, `"warn,every=10"`; raises PolicyError for anything else."""
         if isinstance(text, cls):
             return text
         if not isinstance(text, str) or not text.strip():
             raise PolicyError(f"a policy setting is a text such as 'warn' or 'raise,sync', not {text!r}")
         action: Action | None = None
         time: Time | None = None
+        pace: dict[str, Any] = {}
         for word in (part.strip().lower() for part in text.split(",")):
             if word in list(Action) and action is None:
                 action = Action(word)
             elif word in list(Time) and time is None:
                 time = Time(word)
+            elif (found := _pace(word, text)) is not None and not pace:
+                pace = found
             else:
-                known = ", ".join([*Action, *Time])
+                known = ", ".join([*Action, *Time, "every=N", "sample=P"])
                 raise PolicyError(f"unknown or repeated {word!r} in the policy setting {text!r}; known: {known}")
-        return cls(action or Action.RAISE, time or Time.SYNC)
+        return cls(action or Action.RAISE, time or Time.SYNC, **pace)
 
     def __str__(self) -> str:
-        return f"{self.action},{self.time}"
+        every = f",every={self.every}" if self.every != 1 else ""
+        return f"{self.action},{self.time}{every}{f',sample={self.sample:g}' if self.sample != 1 else ''}"
+
+
+def _pace(word: str, text: str) -> dict[str, Any] | None:
+    """What `every=10` or `sample=0.1` says; None for another word."""
+    name, equals, number = word.partition("=")
+    if name not in ("every", "sample") or not equals:
+        return None
+    try:
+        value = int(number) if name == "every" else float(number)
+    except ValueError:
+        value = 0
+    if not (value >= 1 if name == "every" else 0 < value <= 1):
+        wanted = "a whole number from 1 on" if name == "every" else "a number above 0 and up to 1"
+        raise PolicyError(f"{word!r} in the policy setting {text!r}: {name} takes {wanted}")
+    return {name: value}
 
 
 @dataclass(frozen=True)
@@ -102,6 +130,8 @@ class Policy:
                 raise PolicyError(f"unknown cost class {name!r}; known: {', '.join(CLASSES)}")
             if text is not None:
                 setting = Setting.parse(text)
+                if setting.is_paced and name != "B":
+                    raise PolicyError(f"{name}={str(text)!r}: a pace is for class B; metadata is judged in every call")
                 parsed[name] = setting if name in CLASSES else setting.action
         return cls(**parsed)
 
@@ -273,6 +303,14 @@ def anywhere(defaults: Policy, names: Sequence[str] = ()) -> frozenset[str]:
         base = _state.base(names)
         policies = [_blocks(entered, names).over(base).over_defaults(defaults) for entered in ((), *_state.entered)]
         return frozenset(name for name in CLASSES if any(p.action(name) is not Action.OFF for p in policies))
+
+
+def is_paced(defaults: Policy, names: Sequence[str] = ()) -> bool:
+    """Whether rules of class B are left out of some calls in the process or in any `with` block that is open now."""
+    with _state.lock:
+        base = _state.base(names)
+        policies = [_blocks(entered, names).over(base).over_defaults(defaults) for entered in ((), *_state.entered)]
+        return any(p.B is not None and p.B.is_paced for p in policies)
 
 
 def _blocks(entered: Sequence[Scoped], names: Sequence[str]) -> Policy:

@@ -241,3 +241,34 @@ def test_the_whole_message() -> None:
     with pytest.raises(og.GuardError) as caught:
         look_up(torch.tensor([[1, 2], [3, 70000]]), 50257)
     assert "highest(ids) = 70000 at ids[1, 1], n = 50257" in str(caught.value)
+
+
+# ---------------------------------------------------------------- how near to the largest number
+
+
+def observed_of(contract: str, **arguments: torch.Tensor) -> str:
+    (violation,) = explain(parse_body(contract, "f", tuple(arguments)), arguments)
+    return violation.observed
+
+
+def test_an_infinity_is_told_with_how_near_the_others_are() -> None:
+    x = torch.tensor([60000.0, float("inf"), 1.0], dtype=torch.float16)
+    assert observed_of("require(finite(x))", x=x) == (
+        "x[1] = inf (of 3, 1 element is wrong); the largest finite one is 60000, 92% of what float16 holds"
+    )
+    for dtype, near in ((torch.float16, False), (torch.bfloat16, False)):
+        y = torch.tensor([16000.0, float("inf")]).to(dtype)
+        assert ("largest finite" in observed_of("require(finite(x))", x=y)) is near, dtype
+    quarter = torch.tensor([65504 / 4, float("nan")], dtype=torch.float16)
+    assert "16376, 25% of what float16 holds" in observed_of("require(finite(x))", x=quarter)
+    assert observed_of("require(finite(x))", x=torch.full((2,), float("nan"))).endswith("this one first)")
+
+
+def test_another_argument_that_is_near_the_largest_number_is_told_of() -> None:
+    bad = torch.tensor([1.0, float("nan")], dtype=torch.float16)
+    scores = torch.tensor([-64992.0, 3.0], dtype=torch.float16)
+    told = "; scores comes to 64992, 99% of what float16 holds"
+    assert observed_of("require(finite(x))\nif has(scores): y = 1", x=bad, scores=scores).endswith(told)
+    filled = torch.full((2,), torch.finfo(torch.float16).min, dtype=torch.float16)  # as masks are
+    for harmless in (filled, scores.float(), torch.tensor([2**15]), torch.tensor([float("inf")]), torch.empty(0)):
+        assert "scores" not in observed_of("require(finite(x))\nif has(scores): y = 1", x=bad, scores=harmless)

@@ -22,6 +22,7 @@ from llm_op_guard.guard.explain import explain
 from llm_op_guard.guard.functions import Element, Located
 from llm_op_guard.guard.reading import INAPPLICABLE
 from llm_op_guard.values import locate, plain
+from llm_op_guard.values.pieces import pieces
 
 NAN = float("nan")
 LOWEST = torch.finfo(torch.float32).min
@@ -202,3 +203,28 @@ def test_a_broken_rule_always_tells_the_element(dtype: str) -> None:
                         place = r" = \S+$|" + place if scalar else place
                     assert re.search(place, found[0].observed), (x, found[0].observed)
     assert len(told) >= (2 if dtype.startswith("float4") else 10), told
+
+
+@pytest.mark.parametrize("name", sorted(set(locate.LOCATORS) - {"unique", "equal", "first", "last"}))
+def test_a_tensor_taken_apart_is_told_of_as_a_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = {"within": (0, 6), "only": (1, 2), "count": (0,)}.get(name, ())
+    x = torch.randint(0, 7, (3, 4, 6), generator=torch.Generator().manual_seed(3)).float()
+    x[1, 2, 3:5] = NAN
+    x[2, 1] = 0
+    for y in (x, x.transpose(0, 1), x[:, 1:, ::2]):
+        whole = locate.LOCATORS[name](y, *arguments)
+        with monkeypatch.context() as patched:
+            patched.setattr(pieces, "__kwdefaults__", {"whole_rows": False, "most": 5})
+            apart = locate.LOCATORS[name](y, *arguments)
+        assert repr(apart) == repr(whole), name
+
+
+def test_two_tensors_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = torch.arange(24).reshape(2, 3, 4)
+    b = a.clone()
+    b[1, 1] += 1
+    where = torch.ones(2, 3, 4)
+    where[1, 1, 0] = 0
+    monkeypatch.setattr(pieces, "__kwdefaults__", {"whole_rows": False, "most": 5})
+    assert locate.unequal(a, b) == Located((Element("a", (1, 1, 0), 16), Element("b", (1, 1, 0), 17)), 4, 24)
+    assert locate.unequal(a, b, where) == Located((Element("a", (1, 1, 1), 17), Element("b", (1, 1, 1), 18)), 3, 23)

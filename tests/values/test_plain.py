@@ -12,7 +12,8 @@ from torch._subclasses import FakeTensorMode
 import llm_op_guard  # noqa: F401 - registers the functions
 from llm_op_guard.contract.vocabulary import FUNCTIONS
 from llm_op_guard.guard.functions import IMPLEMENTATIONS
-from llm_op_guard.guard.reading import NotApplicable, part
+from llm_op_guard.guard.readable import part
+from llm_op_guard.guard.reading import NotApplicable
 from llm_op_guard.values import locate, plain, texts
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]

@@ -49,7 +49,8 @@ class Function:
     """One function of the language: `arguments` are (name, kind); those past `required` may be left out.
 
     What `gives_tensor` is an argument of other value functions and nothing else. What is `eager` has no meaning while a
-    program is traced.
+    program is traced. Functions `of_extremes` ask for no more of a tensor than its lowest and highest element, or
+    whether it has any: a check that has several of them reads the tensor once.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Function:
     variadic: bool = False
     gives_tensor: bool = False
     eager: bool = False
+    of_extremes: bool = False
 
     @property
     def signature(self) -> str:
@@ -104,16 +106,28 @@ FUNCTIONS: dict[str, Function] = {
             "what stands for an object and for no other, for `remember` and `recall`",
             eager=True,
         ),
-        Function("finite", "B", (("x", "tensor"),), "no element is NaN or infinite; holds for an empty tensor"),
+        Function(
+            "finite", "B", (("x", "tensor"),), "no element is NaN or infinite; holds for an empty tensor",
+            of_extremes=True,
+        ),
         Function(
             "within", "B", (("x", "tensor"), ("low", "number"), ("high", "number"), ("allow", "object")),
             "every element is at least low and below high, or is one of the sentinels given as allow=; "
             "holds for an empty tensor, and for no other where a bound is NaN",
-            required=3,
+            required=3, of_extremes=True,
         ),
-        Function("lowest", "B", (("x", "tensor"),), "the smallest element; does not apply to an empty tensor"),
-        Function("highest", "B", (("x", "tensor"),), "the largest element; does not apply to an empty tensor"),
-        Function("absmax", "B", (("x", "tensor"),), "the largest magnitude; does not apply to an empty tensor"),
+        Function(
+            "lowest", "B", (("x", "tensor"),), "the smallest element; does not apply to an empty tensor",
+            of_extremes=True,
+        ),
+        Function(
+            "highest", "B", (("x", "tensor"),), "the largest element; does not apply to an empty tensor",
+            of_extremes=True,
+        ),
+        Function(
+            "absmax", "B", (("x", "tensor"),), "the largest magnitude; does not apply to an empty tensor",
+            of_extremes=True,
+        ),
         Function("first", "B", (("x", "tensor"),), "the first element, in row order; not of an empty tensor"),
         Function("last", "B", (("x", "tensor"),), "the last element, in row order; not of an empty tensor"),
         Function("count", "B", (("x", "tensor"), ("value", "number")), "how many elements equal the value"),

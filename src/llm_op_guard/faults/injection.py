@@ -167,6 +167,9 @@ class _Collector:
         self.violations += violations
         return GuardError("", violations)
 
+    def values_judged(self, _guard: Guard, _judged: bool) -> None:
+        return None
+
     def repeated(self, _guard: Guard, _rule_ids: list[str]) -> bool:
         return False
 

@@ -15,7 +15,7 @@ from types import CodeType, FunctionType
 from typing import Any, cast
 
 from llm_op_guard.contract.vocabulary import DTYPE_NAMES
-from llm_op_guard.guard import functions, memory, reading
+from llm_op_guard.guard import functions, memory, readable, reading
 from llm_op_guard.guard.evaluate import dtype_values, dtypes_named, evaluated
 from llm_op_guard.guard.source import CHECK, CheckSource
 
@@ -89,7 +89,7 @@ _NAMESPACE: dict[str, Any] = {
     "_attribute_or_unset": reading.optional_attribute,
     "_evaluated": evaluated,
     "_item": reading.item,
-    "_part": reading.part,
+    "_part": readable.part,
     "_kept": reading.kept,
     "_known": reading.known,
     "_parts": reading.parts,

@@ -54,7 +54,7 @@ def call_site() -> CallSite | None:
 
 
 def _is_wrapper(frame: FrameType) -> bool:
-    if frame.f_code.co_filename.startswith("<llm-op-guard"):
+    if frame.f_code.co_filename.startswith(("<llm-op-guard", "<eval_with_key>")):  # ours, and graphs of torch.fx
         return True
     module = frame.f_globals.get("__name__", "")
     return isinstance(module, str) and any(module == name or module.startswith(f"{name}.") for name in _WRAPPERS)

@@ -10,6 +10,7 @@ from llm_op_guard.contract.path import Path, path_of
 from llm_op_guard.contract.vocabulary import FUNCTIONS
 from llm_op_guard.guard import functions
 from llm_op_guard.guard.evaluate import Values, show
+from llm_op_guard.guard.reading import is_tensor
 
 
 class _Wording(NamedTuple):
@@ -50,7 +51,27 @@ def broken(node: ast.Call, values: Values) -> tuple[str, str, str | None] | None
     texts = [text for element in found.elements for text in (_place(parts, element, values), str(element.value))]
     many = f"1 {wording.one}" if found.count == 1 else f"{found.count} {wording.many}, this one first"
     observed = f"{wording.element.format(*texts)} (of {found.total}, {many})"
+    if found.note:
+        observed += f"; {found.note}"
+    if name == "finite":
+        observed += _near_the_limit(values)
     return observed, wording.expected or _expected(name, node, values), _tensor(parts[found.elements[0].argument])
+
+
+def _near_the_limit(values: Values) -> str:
+    """Of a call with a number that is not finite, the first other argument whose numbers are near the largest."""
+    for name, x in values.arguments.items():
+        if not is_tensor(x) or not str(x.dtype).startswith(("torch.float", "torch.bfloat")):
+            continue
+        try:
+            found = functions.LOCATORS["absmax"](x)
+            most = functions.largest_number(x.dtype)
+        except Exception:
+            continue
+        largest = None if found is None else abs(found.elements[0].value)
+        if largest is not None and functions.NEAR * most <= largest < most:
+            return f"; {name} comes to {largest:g}, {largest / most:.0%} of what {show(x.dtype)} holds"
+    return ""
 
 
 def place(node: ast.expr, values: Values) -> str:

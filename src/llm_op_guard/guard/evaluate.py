@@ -14,6 +14,7 @@ from llm_op_guard.contract.vocabulary import DEVICE_TYPES, DTYPE_NAMES, DTYPE_SE
 from llm_op_guard.guard import functions
 from llm_op_guard.guard.asked import Answers
 from llm_op_guard.guard.memory import Identity
+from llm_op_guard.guard.readable import part
 from llm_op_guard.guard.reading import (
     INAPPLICABLE,
     UNSET,
@@ -30,7 +31,6 @@ from llm_op_guard.guard.reading import (
     item,
     number_now,
     optional_attribute,
-    part,
     path_value,
     plain,
 )

@@ -345,12 +345,19 @@ class Element:
 
 @dataclass(frozen=True)
 class Located:
-    """Where a value rule is broken, or a value stands: the first element, row or pair; how many such, of how many."""
+    """Where a value rule is broken, or a value stands: the first element, row or pair; how many such, of how many.
+
+    `note` is what else there is to say of the tensor.
+    """
 
     elements: tuple[Element, ...]
     count: int
     total: int
+    note: str = ""
 
+
+# From this share of the largest number of a dtype on, the next sum or product may well be infinite.
+NEAR = 0.25
 
 # Of the arguments of a value function; None where there is nothing to point to.
 Locator = Callable[..., Located | None]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, Literal, Protocol
 
@@ -16,12 +17,17 @@ from llm_op_guard.guard.asked import in_calls
 from llm_op_guard.guard.capture import Known
 from llm_op_guard.guard.compile import compile_check
 from llm_op_guard.guard.context import all_arguments, any_beyond
+from llm_op_guard.guard.deferred import Deferred
 from llm_op_guard.guard.explain import explain
 from llm_op_guard.guard.interpret import InterpretedCheck, is_interpreted
 from llm_op_guard.guard.ledger import Side, count_call, entering, leaving
 from llm_op_guard.guard.memory import distrusting
+from llm_op_guard.guard.pace import Pace, lean, may_be_left_out
+from llm_op_guard.guard.pace import paced as in_turn
 from llm_op_guard.guard.plan import Plan, plan_check
 from llm_op_guard.guard.reading import Snapshot, is_tracing
+from llm_op_guard.guard.run_time import Judge, can_wait, is_whole_program, kinds_of, numbers_of
+from llm_op_guard.guard.run_time import operator as run_time_operator
 from llm_op_guard.guard.source import CheckSource, check_source
 from llm_op_guard.guard.traced import Local, comptime, constant, may_break_graph, teller
 from llm_op_guard.guard.violation import Violation
@@ -43,6 +49,9 @@ class Reporter(Protocol):
 
     def error(self, guard: Guard, violations: list[Violation], arguments: Mapping[str, Any]) -> GuardError:
         """The error for the violations of one call; nothing is recorded."""
+
+    def values_judged(self, guard: Guard, judged: bool) -> None:
+        """Count a call whose policy leaves values out of some: whether it was one of those."""
 
     def repeated(self, guard: Guard, rule_ids: list[str]) -> bool:
         """Whether all of these suspect rules have been told of before; counts them if so."""
@@ -69,6 +78,7 @@ class Guard:
         reporter: Reporter,
         tally: Callable[[], None] | None = None,
         ask: Callable[[Mapping[str, Any]], GuardError | None] | None = None,
+        parameters: tuple[str, ...] | None = None,
     ) -> None:
         self.contract = contract
         self.operator = operator
@@ -78,8 +88,11 @@ class Guard:
         self._tally = tally
         self._ask = ask
         whole = plan_check(contract, CLASSES)
-        self.parameters: tuple[str, ...] = whole.parameters if whole is not None else ()
-        self._checks: dict[tuple[frozenset[CostClass], bool, bool], _Checks] = {}
+        if parameters is None:
+            parameters = whole.parameters if whole is not None else ()
+        self.parameters = parameters
+        self._pace = Pace(defaults, self.names, lambda judged: reporter.values_judged(self, judged))
+        self._checks: dict[tuple[frozenset[CostClass], bool, bool, bool], _Checks] = {}
         self._failed_inside = False
 
     @property
@@ -92,22 +105,41 @@ class Guard:
         """The cost classes that the contract has something of: rules, or facts to remember."""
         return frozenset(clause.cost_class for clause in self.contract.clauses)
 
-    def checks(self, classes: Iterable[CostClass], *, noted: bool = False) -> _Checks:
+    def checks(self, classes: Iterable[CostClass], *, noted: bool = False, paced: bool = False) -> _Checks:
         """The check before the call and the one after it, for the rules of these classes; compiled once.
 
         Both raise nothing of their own: what a violation does is the reporter's decision. `noted` checks write in the
-        ledger what they accept, and what a call returns that no rule waits for.
+        ledger what they accept, and what a call returns that no rule waits for; `paced` ones leave value rules out of
+        some calls, as the policy says.
         """
         # Class B rules use the symbols that class A statements bind, so A is always compiled in.
         wanted = frozenset({"A", *classes})
         asking = in_calls() and self._ask is not None
-        key = (wanted, noted, asking)
-        if key not in self._checks:
+        key = (wanted, noted, asking, paced)
+        if key not in self._checks and paced and (without := self._lean()) is not None:
+            fewer = without.checks(wanted, noted=noted)
+            self._checks[key] = in_turn(self.checks(wanted, noted=noted), fewer, self._pace.is_due, is_tracing)
+        elif key not in self._checks:
             make = self._interpreted if is_interpreted(self.contract) else self._generated
             before, after = make(wanted, noted)
             before = self._asking(before, self._ask) if asking and self._ask is not None else before
             self._checks[key] = before, leaving(self._side("leaving")) if noted and after is None else after
         return self._checks[key]
+
+    def _lean(self) -> Guard | None:
+        """The guard without the value rules that may be left out of a call; None where there are none."""
+        if not any(may_be_left_out(clause, self.contract) for clause in self.contract.clauses):
+            return None
+        return Guard(
+            lean(self.contract),
+            operator=self.operator,
+            site=self.site,
+            defaults=self.defaults,
+            reporter=self.reporter,
+            tally=self._tally,
+            ask=self._ask,
+            parameters=self.parameters,
+        )
 
     def _asking(
         self, check: Callable[..., Any], ask: Callable[[Mapping[str, Any]], GuardError | None]
@@ -184,6 +216,8 @@ class Guard:
             "_distrust": distrusting(plan.forgets),
             "_tell": teller(lambda local: outcome.traced(source, local)),
         }
+        if source.deferred:
+            hooks |= outcome.deferring(source.deferred)
         return compile_check(source, f"{self.operator}{' result' if plan.after_call else ''}", hooks)
 
     def _source_of(self, plan: Plan, classes: frozenset[CostClass], noted: bool) -> CheckSource:
@@ -264,6 +298,27 @@ class _Outcome:
         )
         return guard.reporter.error(guard, violations, given) if any(v.certain for v in violations) else None
 
+    def deferring(self, rules: Sequence[Deferred]) -> dict[str, Any]:
+        """What a check calls that leaves rules to a program which is compiled."""
+        guard = self._guard
+        # The same in every process, since graphs are kept on disk; another for another choice of rules.
+        chosen = hashlib.sha256("\n".join(rule.rule.text for rule in rules).encode()).hexdigest()[:8]
+        name = f"{guard.contract.hash} {chosen} {guard.site}{' result' if self._plan.after_call else ''}"
+
+        def told(violations: list[Violation], arguments: Mapping[str, Any]) -> GuardError | None:
+            return guard.reporter.report(guard, violations, arguments)
+
+        # Kept here: graphs find it by its name only, for as long as the check lives.
+        self._judge = Judge(name, guard.contract, rules, told, guard.fail_inside)
+        return {
+            "_judged_as": name,
+            "_judge": run_time_operator(),
+            "_can_wait": can_wait,
+            "_kinds": kinds_of,
+            "_numbers": numbers_of,
+            "_defers": is_whole_program,
+        }
+
     def failed_interpreted(self, handed: tuple[Any, Any, tuple[Any, ...]]) -> GuardError | None:
         """As `failed_after`, for a check that `explain` itself makes."""
         result, (_, known, at_entry, _), arguments = handed
@@ -274,7 +329,7 @@ class _Outcome:
         """As `failed`, for broken suspect statements, given by number; saves explaining the same doubt every time."""
         ids = []
         for doubt in doubts:
-            statement = self._guard.contract.clauses[doubt].statement
+            statement = self._plan.contract.clauses[doubt].statement
             # Which rule of a suspect declaration is broken only explain can tell.
             ids.append(statement.id if isinstance(statement, Require) else None)
         told = [rule_id for rule_id in ids if rule_id is not None]

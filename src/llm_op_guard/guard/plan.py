@@ -6,9 +6,12 @@ contract whose steps wait for each other in a circle is refused.
 
 from __future__ import annotations
 
+import ast
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from llm_op_guard.contract.model import (
     Clause,
@@ -20,6 +23,7 @@ from llm_op_guard.contract.model import (
     TensorType,
 )
 from llm_op_guard.contract.path import Path
+from llm_op_guard.contract.vocabulary import FUNCTIONS
 from llm_op_guard.contract.walk import paths_in_type
 from llm_op_guard.guard.steps import (
     Agree,
@@ -33,6 +37,7 @@ from llm_op_guard.guard.steps import (
     Solve,
     Step,
     Telling,
+    expressions,
     names_read,
     steps_of,
 )
@@ -58,6 +63,21 @@ class Plan:
     hands_on: tuple[str, ...] = ()
     has_later: bool = False
     forgets: tuple[tuple[Path, tuple[str, ...]], ...] = ()
+
+    @cached_property
+    def read_once(self) -> frozenset[str]:
+        """The tensors, as they are written, whose extremes more than one function asks for."""
+        asked = Counter(
+            ast.unparse(call.args[0])
+            for step in self.steps
+            for expr in expressions(step)
+            for call in ast.walk(expr.node)
+            if isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Name)
+            and call.func.id in FUNCTIONS
+            and FUNCTIONS[call.func.id].of_extremes
+        )
+        return frozenset(tensor for tensor, times in asked.items() if times > 1)
 
     def with_parameters(self, parameters: tuple[str, ...]) -> Plan:
         """The same steps in a check that takes these arguments, some of which it may not use."""

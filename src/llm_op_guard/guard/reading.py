@@ -7,9 +7,7 @@ applicable.
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable
 from types import MemberDescriptorType
 from typing import Any, NamedTuple
 
@@ -255,73 +253,6 @@ def _contained(owner: Any, key: Any) -> Any:
     if reader is nn.ParameterList.__getitem__:
         return attribute(owner, str(item(tuple(range(attribute(owner, "_size"))), key)))
     raise NotApplicable
-
-
-def part(x: Any, *index: Any) -> Any:
-    """A part of a tensor, `x[:, :1]`, or an item of what holds tensors; raises NotApplicable where there is none."""
-    if not is_tensor(x):
-        if len(index) != 1:
-            raise NotApplicable
-        return item(x, as_index(index[0]))
-    try:
-        return _taken(x, index)
-    except (IndexError, TypeError, ValueError, RuntimeError):  # no such part, or a layout that has no parts
-        raise NotApplicable from None
-
-
-def require_readable(x: Any) -> None:
-    """Raise NotApplicable unless the values of `x` exist and may be read without disturbing anybody.
-
-    That excludes meta, fake, functorch-wrapped, sparse, nested, quantised and subclassed tensors, anything while a
-    program is traced or compiled, and CUDA tensors while their stream is captured into a graph.
-    """
-    if not is_tensor(x):
-        raise NotApplicable
-    torch = sys.modules["torch"]
-    if type(x) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-        raise NotApplicable
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-        raise NotApplicable
-    # Whoever watches or replaces operations (make_fx, fake tensors, counters) must not see ours.
-    if torch._C._len_torch_dispatch_stack():
-        raise NotApplicable
-    if x.layout != torch.strided or x.device.type == "meta" or x.is_nested or x.is_quantized:
-        raise NotApplicable
-    if torch._C._functorch.is_functorch_wrapped_tensor(x):
-        raise NotApplicable
-    if x.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise NotApplicable
-
-
-def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, whose operations on tensors no TorchFunctionMode sees or replaces."""
-
-    @functools.wraps(function)
-    def call(*arguments: Any, **keywords: Any) -> Any:
-        torch = sys.modules.get("torch")
-        if torch is None or not torch._C._is_torch_function_mode_enabled():
-            return function(*arguments, **keywords)
-        with torch._C.DisableTorchFunction():
-            return function(*arguments, **keywords)
-
-    return call
-
-
-@unseen
-def _taken(x: Any, index: tuple[Any, ...]) -> Any:
-    require_readable(x)  # taking a part is an operation, too
-    return x[tuple(map(_bounded, index))]
-
-
-# Torch warns of bounds that have more than 64 bits; no tensor is as long.
-_FARTHEST = 2**62
-
-
-def _bounded(index: Any) -> Any:
-    if not isinstance(index, slice):
-        return index
-    bounds = (index.start, index.stop, index.step)
-    return slice(*(max(-_FARTHEST, min(b, _FARTHEST)) if type(b) is int else b for b in bounds))
 
 
 def path_value(owner: Any, *steps: str | tuple[str | int]) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 
 from llm_op_guard.contract.model import DtypeName, DtypeSet
 from llm_op_guard.contract.path import Path
+from llm_op_guard.guard.deferred import Deferred, asks_values, deferred
 from llm_op_guard.guard.draft import Draft, comment, indented, steps_source
 from llm_op_guard.guard.expression_source import ExpressionWriter
 from llm_op_guard.guard.names import Names
@@ -27,12 +28,16 @@ CHECK = "check"
 
 @dataclass(frozen=True)
 class CheckSource:
-    """The text of a check; the sets of dtypes and the constants that it names; what it calls its variables."""
+    """The text of a check; the sets of dtypes and the constants that it names; what it calls its variables.
+
+    `deferred` are the rules that it leaves to the program where it is traced, by the numbers that it calls them.
+    """
 
     text: str
     dtype_sets: dict[str, tuple[DtypeName | DtypeSet, ...]]
     constants: dict[str, Any]
     names: Names
+    deferred: tuple[Deferred, ...] = ()
 
     @cached_property
     def used(self) -> frozenset[str]:
@@ -50,7 +55,8 @@ def check_source(plan: Plan, *, counted: bool = False, noted: bool = False) -> C
     """
     writer = _CheckWriter(plan, counted, noted)
     names = writer.draft.names
-    return CheckSource(writer.text(), names.dtype_sets, names.constants, names)
+    text = writer.text()
+    return CheckSource(text, names.dtype_sets, names.constants, names, tuple(writer.deferred))
 
 
 Block = tuple[tuple[Given, ...], list[str]]
@@ -63,19 +69,32 @@ class _CheckWriter:
         self.noted = noted
         self.draft = Draft(plan)
         self.types = TypeWriter(self.draft)
+        self.deferred: list[Deferred] = []
 
     def text(self) -> str:
         blocks: list[tuple[bool, Block]] = []
+        traced: list[Block] = []
+        # What only the values of tensors tell, which a program that is traced does not know.
+        unknown: set[str] = set()
         for step in self.plan.steps:
             lines = list(self._step(step))
             self.draft.done.append(step)
+            is_untraced = step.clause.cost_class == "B" or step.clause.eager
             if lines:
-                blocks.append((step.clause.cost_class == "B" or step.clause.eager, (step.given, lines)))
+                blocks.append((is_untraced, (step.given, lines)))
+            if is_untraced:
+                later = list(self._while_tracing(step, lines, unknown))
+                if later:
+                    traced.append((step.given, later))
         always = list(self._nested([block for untraced, block in blocks if not untraced]))
         untraced = list(self._nested([block for untraced, block in blocks if untraced]))
+        if self.plan.read_once:
+            untraced.insert(0, "_reads = {}")
         if self.plan.forgets and not self.plan.after_call:
             untraced.append(f"_tokens = {self._forgets()}")
         body = always + (["if not _tracing():", *indented(untraced)] if untraced else [])
+        if self.deferred:
+            body += ["elif _defers():", *indented(self._nested(traced))]
         return "\n".join([*self._head(), *indented(self._frame(body)), ""])
 
     def _head(self) -> Iterator[str]:
@@ -186,6 +205,29 @@ class _CheckWriter:
                 return f"{self.draft.names.path(path)} is not {'_unset' if path.steps else 'None'}"
             case Match(path=path):
                 return f"{self.draft.names.kind(path)} == {fact.value}"
+
+    def _while_tracing(self, step: Step, lines: list[str], unknown: set[str]) -> Iterator[str]:
+        """What a step of a value rule comes to in a program that is traced."""
+        depends = {*step.needs, *(given.name for given in step.given)} & unknown
+        known = isinstance(step, Read) or (isinstance(step, Decide) and not asks_values(step.test.node))
+        if known and not depends:
+            yield from lines
+        elif isinstance(step, Demand) and not depends and (parts := deferred(step.clause)) is not None:
+            yield from self._deferred(step, parts)
+        else:
+            unknown |= {*step.gives, getattr(step, "fact", None) or ""}
+
+    def _deferred(self, step: Step, parts: Deferred) -> Iterator[str]:
+        """Hand to the program what it needs to judge a rule."""
+        writer = self.draft.writer(step)
+        writer.lazy = True
+        tensors = ", ".join(writer.raw(node) for node in parts.tensors)
+        facts = "".join(f"{writer.value(node)}, " for node in parts.facts)
+        yield comment(step.clause.statement.text)
+        yield from ("try:", f"    _facts, _read = ({facts}), [{tensors}]", "except _unjudged:", "    pass", "else:")
+        yield "    if _can_wait(_read, _facts):"
+        yield f"        _judge(_judged_as, {len(self.deferred)}, _read, _kinds(_facts), _numbers(_facts))"
+        self.deferred.append(parts)
 
     # ------------------------------------------------------------ steps
 

@@ -167,6 +167,18 @@ def names_read(step: Step) -> frozenset[str]:
 # ---------------------------------------------------------------- from clauses
 
 
+def expressions(step: Step) -> tuple[Expr, ...]:
+    """What a step evaluates; sizes in types, which ask no values, are left out."""
+    match step:
+        case Decide(test=test):
+            return (test,)
+        case Let(statement=statement) | Demand(statement=statement):
+            return (statement.expr,)
+        case Keep(statement=statement):
+            return tuple(expr for _, expr in statement.facts)
+    return ()
+
+
 def steps_of(contract: Contract, clauses: Iterable[Clause]) -> Iterator[Step]:
     """The steps of these clauses, each branch tested once, in no order that they could be taken in."""
     facts: dict[tuple[tuple[Given, ...], str], str] = {}

@@ -12,7 +12,7 @@ from llm_op_guard.guard.asked import in_calls
 from llm_op_guard.guard.guard import Guard
 from llm_op_guard.install.binding import PACKED, Binding
 from llm_op_guard.install.patch import Patch
-from llm_op_guard.policy import CLASSES, anywhere
+from llm_op_guard.policy import CLASSES, anywhere, is_paced
 
 logger = logging.getLogger("llm_op_guard")
 
@@ -33,7 +33,7 @@ class Site:
         self.patch = Patch(function, guard.parameters if binding is None else PACKED)
         self._binding = binding
         self._classes: frozenset[str] = frozenset()
-        self._notes_and_asks = (False, False)
+        self._ways = (False, False, False)
         self._lock = threading.Lock()
 
     @property
@@ -45,14 +45,15 @@ class Site:
         """Check what the policy has switched on, or give the function its own code back when that is nothing."""
         with self._lock:
             classes = anywhere(self.guard.defaults, self.guard.names) & self.guard.classes
-            noted = ledger.is_on()
-            if classes == self._classes and (noted, in_calls()) == self._notes_and_asks:
+            noted, paced = ledger.is_on(), is_paced(self.guard.defaults, self.guard.names)
+            ways = (noted, paced, in_calls())
+            if classes == self._classes and ways == self._ways:
                 return
-            self._classes, self._notes_and_asks = classes, (noted, in_calls())
+            self._classes, self._ways = classes, ways
             if not classes:
                 self._disarm()
                 return
-            check, check_result = self.guard.checks([c for c in CLASSES if c in classes], noted=noted)
+            check, check_result = self.guard.checks([c for c in CLASSES if c in classes], noted=noted, paced=paced)
             if self._binding is not None:
                 check = self._binding.around(check)
             try:

@@ -10,15 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llm_op_guard.guard.context import metadata_of
-from llm_op_guard.guard.reading import (
-    UNSET,
-    NotApplicable,
-    is_a,
-    is_tensor,
-    optional_attribute,
-    require_readable,
-    unseen,
-)
+from llm_op_guard.guard.readable import require_readable, unseen
+from llm_op_guard.guard.reading import UNSET, NotApplicable, is_a, is_tensor, optional_attribute
 from llm_op_guard.nonfinite.finding import Operand, Place
 from llm_op_guard.values import plain
 from llm_op_guard.values.locate import first_true

@@ -122,6 +122,10 @@ class Dispatcher:
             self.record.count(guard.site, rule_id)
         return True
 
+    def values_judged(self, guard: Guard, judged: bool) -> None:
+        """Count a call of a guard whose policy leaves values out of some calls."""
+        self.record.count_values(guard.site, judged)
+
     def _waived(self, subject: Subject, violation: Violation) -> Violation:
         waiver = self.waivers.matching(subject.site, violation.rule_id)
         if waiver is None:

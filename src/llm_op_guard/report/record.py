@@ -23,6 +23,7 @@ class Record:
         self._kept: deque[Violation] = deque(maxlen=_KEPT)
         self._counts: Counter[tuple[str, str]] = Counter()
         self._false_alarms: Counter[tuple[str, str]] = Counter()
+        self._values: Counter[tuple[str, bool]] = Counter()
         self.sink: JsonLines | None = None
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._in_a_fork)
@@ -61,6 +62,20 @@ class Record:
         if self.sink is not None:
             self.sink.false_alarm(rule_id, site, note)
 
+    def count_values(self, site: str, judged: bool) -> None:
+        """Count a call whose values were judged, or left out because the policy gives class B a pace."""
+        with self._lock:
+            self._values[site, judged] += 1
+
+    @property
+    def values_judged(self) -> dict[str, tuple[int, int]]:
+        """By site, in how many calls values were judged and in how many they were left out, where class B has a pace.
+
+        Rules that protect a memory access are judged in all of them.
+        """
+        with self._lock:
+            return {site: (self._values[site, True], self._values[site, False]) for site, _ in self._values}
+
     @property
     def false_alarms(self) -> dict[tuple[str, str], int]:
         """How many false alarms were reported of each (site, rule id); the site is empty where nobody named it."""
@@ -91,6 +106,7 @@ class Record:
             self._kept.clear()
             self._counts.clear()
             self._false_alarms.clear()
+            self._values.clear()
 
     def _in_a_fork(self) -> None:
         # A thread that is not in the child may have held it.

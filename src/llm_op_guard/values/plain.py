@@ -8,9 +8,11 @@ about elements is defined by where it is broken, which `locate` asks as well: `n
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
-from llm_op_guard.guard.reading import NotApplicable, require_readable, unseen
+from llm_op_guard.guard.readable import require_readable, unseen
+from llm_op_guard.guard.reading import NotApplicable
 
 
 def finite(x: Any) -> bool:
@@ -341,13 +343,22 @@ def compared(a: Any, where: Any) -> Any:
 
 def _at_least(y: Any, bound: Any, offset: int, whole: bool) -> Any:
     if not whole:
-        return y >= float(bound)
+        return y >= _not_below(bound)
     if isinstance(bound, float) and not math.isfinite(bound):
         return (y != y) if bound > 0 else (y == y)  # noqa: PLR0124 - nowhere, everywhere
     smallest = math.ceil(bound) - offset
     if _fits_int64(smallest):
         return y >= smallest
     return (y != y) if smallest > 0 else (y == y)  # noqa: PLR0124 - nowhere, everywhere
+
+
+def _not_below(bound: Any) -> float:
+    """The smallest float64 that is not below a number."""
+    try:
+        nearest = float(bound)
+    except OverflowError:
+        return math.inf if bound > 0 else -sys.float_info.max
+    return math.nextafter(nearest, math.inf) if nearest < bound else nearest
 
 
 def _fits_int64(value: int) -> bool:

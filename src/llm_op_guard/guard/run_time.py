@@ -1,0 +1,205 @@
+"""Value rules in a compiled program: an operator of torch's own that judges them each time the program runs.
+
+Dynamo puts `llm_op_guard::judge` into the graph where the check of a guard is traced. It returns nothing and is known
+to matter, so that no pass leaves it out; it has nothing to differentiate, and under vmap it says nothing. A program
+that is loaded from a cache finds its guards by name; where they are not there, nothing is judged.
+"""
+
+from __future__ import annotations
+
+import ast
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from llm_op_guard.contract.model import Contract
+from llm_op_guard.contract.path import path_of
+from llm_op_guard.errors import GuardWarning
+from llm_op_guard.guard.deferred import Deferred
+from llm_op_guard.guard.describe import describe_rule
+from llm_op_guard.guard.evaluate import Values, text_of
+from llm_op_guard.guard.functions import StandIn
+from llm_op_guard.guard.reading import INAPPLICABLE, Broken, is_tensor, plain
+from llm_op_guard.guard.violation import Violation
+
+LIBRARY = "llm_op_guard"
+
+# What a judge is called in graphs → the judge, for as long as its guard lives.
+_judges: weakref.WeakValueDictionary[str, Judge] = weakref.WeakValueDictionary()
+
+
+class Judge:
+    """The deferred rules of one check, by number; `told` acts on violations and gives the error to raise, if any.
+
+    `failed` is told of a fault of our own; the program goes on.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        contract: Contract,
+        rules: Sequence[Deferred],
+        told: Callable[[list[Violation], Mapping[str, Any]], Exception | None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._contract = contract
+        self._rules = rules
+        self._told = told
+        self._failed = failed
+        _judges[name] = self
+
+    def error(self, number: int, tensors: list[Any], facts: list[Any]) -> Exception | None:
+        """The error to raise for a rule that these tensors and facts break; None where they keep it."""
+        try:
+            found = self._violation(self._rules[number], tensors, facts)
+            return None if found is None else self._told(*found)
+        except GuardWarning:
+            raise  # warnings are errors here, and this one is the user's
+        except Exception as error:
+            self._failed(error)
+            return None
+
+    def _violation(
+        self, rule: Deferred, tensors: list[Any], facts: list[Any]
+    ) -> tuple[list[Violation], Mapping[str, Any]] | None:
+        values = _Handed(rule, tensors, facts, self._contract.constants)
+        expr = rule.rule.expr
+        try:
+            if values.evaluate(expr):
+                return None
+            observed, expected, argument = describe_rule(expr, values)
+        except INAPPLICABLE:
+            return None
+        except Broken as broken:
+            observed, expected, argument = str(broken), expr.text, None
+        reason = rule.rule.reason
+        violation = Violation(
+            operator=self._contract.name,
+            rule_id=rule.rule.id,
+            cost_class=rule.clause.cost_class,
+            certain=rule.clause.certain,
+            argument=argument or ast.unparse(rule.tensors[0]),
+            observed=observed,
+            expected=expected,
+            because=text_of(values, reason.because),
+            hint=text_of(values, reason.hint),
+            contract_id=self._contract.id,
+            contract_hash=self._contract.hash,
+            blames="operator" if rule.rule.promised else "caller",
+            error=reason.error,
+        )
+        return [violation], values.arguments
+
+
+class _Handed(Values):
+    """The values of a call as far as they were handed to a rule, each by how it is written in the rule."""
+
+    def __init__(self, rule: Deferred, tensors: list[Any], facts: list[Any], constants: Mapping[str, Any]) -> None:
+        arguments: dict[str, Any] = {}
+        self._known: dict[str, Any] = {}
+        for node, value in (*zip(rule.facts, facts, strict=True), *zip(rule.tensors, tensors, strict=True)):
+            self._known[ast.unparse(node)] = value
+            path = path_of(node)
+            if path is not None and is_tensor(value):
+                _put(arguments, path.root, path.steps, value)
+        super().__init__(arguments, constants)
+
+    def _handed(self, node: ast.expr) -> Any:
+        return self._known.get(ast.unparse(node), self)
+
+    def raw(self, node: ast.expr) -> Any:
+        found = self._handed(node)
+        return super().raw(node) if found is self else found
+
+    def tensor(self, node: ast.expr) -> Any:
+        found = self._handed(node)
+        return super().tensor(node) if found is self else found
+
+    def _value(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.Constant):
+            return node.value
+        found = self._handed(node)
+        return super()._value(node) if found is self else plain(found)
+
+
+def _put(arguments: dict[str, Any], root: str, steps: Sequence[Any], value: Any) -> None:
+    """An argument with a tensor in it, for the metadata of the diagnosis."""
+    if not steps:
+        arguments[root] = value
+    elif len(steps) == 1 and isinstance(steps[0], str):
+        owner = arguments.setdefault(root, StandIn())
+        if type(owner) is StandIn:
+            setattr(owner, steps[0], value)
+
+
+# ---------------------------------------------------------------- while Dynamo traces
+
+
+def can_wait(read: list[Any], facts: tuple[Any, ...]) -> bool:
+    """Whether a rule can be handed on: what it reads are tensors, and its facts are numbers, truths or None."""
+    import torch  # noqa: PLC0415 - Dynamo is tracing
+
+    return all(isinstance(x, torch.Tensor) for x in read) and all(
+        fact is None or isinstance(fact, int) for fact in facts
+    )
+
+
+def kinds_of(facts: tuple[Any, ...]) -> str:
+    """One letter for each fact: nothing, a truth (which Dynamo knows), a number (which may be a symbol)."""
+    kinds = ""
+    for fact in facts:
+        if fact is None:
+            kinds += "n"
+        elif isinstance(fact, bool):
+            kinds += "t" if fact else "f"
+        else:
+            kinds += "i"
+    return kinds
+
+
+def numbers_of(facts: tuple[Any, ...]) -> list[Any]:
+    """The numbers among the facts, in order."""
+    return [fact for fact in facts if isinstance(fact, int) and not isinstance(fact, bool)]
+
+
+def _facts(kinds: str, numbers: Sequence[int]) -> list[Any]:
+    rest = iter(numbers)
+    letters = {"n": None, "t": True, "f": False}
+    return [next(rest) if kind == "i" else letters[kind] for kind in kinds]
+
+
+@cache
+def operator() -> Any:
+    """`llm_op_guard::judge`, defined when the first guard with deferred rules is made."""
+    import torch  # noqa: PLC0415 - a guard is made before its program imports torch, perhaps; not this one
+
+    library: Any = torch.library.Library(LIBRARY, "DEF")  # type: ignore[no-untyped-call]
+    library.define("judge(str name, int rule, Tensor[] tensors, str kinds, SymInt[] numbers) -> ()")
+    library.impl("judge", _judge, "CompositeExplicitAutograd")
+    library.impl("judge", lambda *_: None, "Meta")
+    torch.library.register_vmap(f"{LIBRARY}::judge", lambda *_: (None, None), lib=library)
+    judge = getattr(torch.ops, LIBRARY).judge.default
+    # It has no result that anybody uses, and is not to be left out for that.
+    torch.fx.node.has_side_effect(judge)
+    _kept.append(library)
+    return judge
+
+
+_kept: list[Any] = []
+
+
+def _judge(name: str, rule: int, tensors: list[Any], kinds: str, numbers: Sequence[int]) -> None:
+    judge = _judges.get(name)
+    if judge is None:
+        return
+    error = judge.error(rule, tensors, _facts(kinds, numbers))
+    if error is not None:
+        raise error
+
+
+def is_whole_program() -> bool:
+    """Whether Dynamo traces for a program that will run here: one that is exported runs where no guards are."""
+    import torch  # noqa: PLC0415
+
+    return bool(torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting())
