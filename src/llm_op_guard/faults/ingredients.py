@@ -16,17 +16,14 @@ from llm_op_guard.contract.model import (
     DtypeName,
     DtypeSet,
     Like,
-    Rule,
     TensorType,
     Type,
 )
 from llm_op_guard.contract.path import Path, path_of
-from llm_op_guard.contract.validate import rules_of
 from llm_op_guard.contract.vocabulary import DTYPE_NAMES
 from llm_op_guard.contract.walk import declared_paths, tensor_types
-from llm_op_guard.guard.capture import asked_of_objects, expressions_of, texts_spelt
 from llm_op_guard.guard.evaluate import dtype_values
-from llm_op_guard.guard.reads import reads_of, reads_of_items
+from llm_op_guard.guard.reads import asked_of_objects, expressions_of, reads_of, reads_of_items, texts_spelt
 
 Kind = Literal["tensor", "plain", "object", "answer"]
 
@@ -40,13 +37,15 @@ DTYPES = tuple(name for name in DTYPE_NAMES if name not in ("float4_e2m1fn_x2", 
 class Ingredient:
     """One thing to choose in a call: what stands at a path, or (`answer`) what a function says of the object there.
 
-    `types` are the types that it is declared as, in any branch.
+    `types` are the types that it is declared as, in any branch. An answer that is compared with an identity
+    (`recall(cache, "filled_by") == identity(self)`) is one, mostly that of the object at `identity_of`.
     """
 
     path: Path
     kind: Kind
     types: tuple[Type, ...] = ()
     question: ast.Call | None = None
+    identity_of: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -64,14 +63,6 @@ class Ingredients:
     named: frozenset[Path]
     dtypes: tuple[str, ...]
     usual: bool = False
-
-    def clauses_of(self, rule: Rule) -> list[Clause]:
-        """The statements that a rule stands for: one may stand in several branches."""
-        return [
-            clause
-            for clause in self.contract.clauses
-            if any(said.id == rule.id for said in rules_of(clause)) and not clause.after_call
-        ]
 
     def mentioned(self, clause: Clause) -> list[Ingredient]:
         """What a rule depends on, its conditions aside."""
@@ -142,9 +133,12 @@ def ingredients(contract: Contract) -> Ingredients:
         Ingredient(path, _kind(path, paths, declared, aspects, owners), tuple(declared.get(path, ()))) for path in paths
     ]
     questions: dict[str, Ingredient] = {}
+    identities = dict(_compared_with_identities(contract))
     for path, node in asked:
         if isinstance(node.func, ast.Name) and node.func.id != "identity":
-            questions.setdefault(ast.unparse(node), Ingredient(path, "answer", question=node))
+            text = ast.unparse(node)
+            asks = Ingredient(path, "answer", question=node, identity_of=identities.get(text))
+            questions.setdefault(text, asks)
     constants = [
         node.value
         for clause in contract.clauses
@@ -162,6 +156,21 @@ def ingredients(contract: Contract) -> Ingredients:
         if isinstance(node, ast.Name) and node.id in DTYPE_NAMES
     )
     return Ingredients(contract, (*choices, *questions.values()), tuple(numbers), tuple(texts), named, tuple(dtypes))
+
+
+def _compared_with_identities(contract: Contract) -> Iterator[tuple[str, Path]]:
+    """What is compared with `identity(...)`, as text, and the object whose identity it is."""
+    for clause in contract.clauses:
+        for expression in expressions_of(clause):
+            for node in ast.walk(expression):
+                match node:
+                    case (
+                        ast.Compare(left=other, comparators=[ast.Call(func=ast.Name(id="identity"), args=[owner])])
+                        | ast.Compare(left=ast.Call(func=ast.Name(id="identity"), args=[owner]), comparators=[other])
+                    ):
+                        path = path_of(owner)
+                        if path is not None:
+                            yield ast.unparse(other), path
 
 
 def _named(contract: Contract) -> Iterator[Path]:

@@ -36,7 +36,8 @@ from llm_op_guard.contract.model import (
     Type,
 )
 from llm_op_guard.contract.path import Path
-from llm_op_guard.faults.answers import with_answer
+from llm_op_guard.contract.validate import clauses_of
+from llm_op_guard.faults.answers import LENGTHS, identities, with_answer
 from llm_op_guard.faults.coverage import untried_dtypes
 from llm_op_guard.faults.edits import an_edit_at, resized, transposed
 from llm_op_guard.faults.ingredients import (
@@ -48,7 +49,6 @@ from llm_op_guard.faults.ingredients import (
 from llm_op_guard.faults.judge import Judgement, judge
 from llm_op_guard.guard.call import (
     Call,
-    IdentitySpec,
     MappingSpec,
     ObjectSpec,
     SequenceSpec,
@@ -200,10 +200,11 @@ def _reaching(
 
 def _to_blame(made_of: Ingredients, now: Judgement, random_of: random.Random) -> list[Ingredient]:
     """What one of the broken rules of a call depends on."""
-    rule = random_of.choice(now.broken)
-    statement = next((r.statement for r in made_of.contract.rules if r.id == rule), None)
-    clause = next((c for c in made_of.contract.clauses if c.statement is statement), None)
-    return made_of.mentioned(clause) if clause is not None else list(made_of.choices)
+    clauses = clauses_of(made_of.contract, random_of.choice(now.broken))
+    # Of a test that could not be made (`if first(x) > 1`) there is no statement.
+    if not clauses:
+        return list(made_of.choices)
+    return [choice for clause in clauses if now.bindings.applies(clause) for choice in made_of.mentioned(clause)]
 
 
 def changed(
@@ -353,9 +354,7 @@ class _Sketch:
 
     def answered(self, call: Call, choice: Ingredient) -> Call:
         """The call with another answer to a question about an object, or with none."""
-        options: list[Spec] = [*self.made_of.numbers, *SMALL_NUMBERS, 7, 96, True, False]
-        if choice.question is not None and "filled_by" in str(choice.path):
-            options = [IdentitySpec()]
+        options = identities(choice) or [*self.made_of.numbers, *SMALL_NUMBERS, *LENGTHS, True, False]
         answer = None if self.random.random() < 0.25 else self.random.choice(options)
         return with_answer(call, choice, answer, self.contract)
 
