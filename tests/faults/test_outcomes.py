@@ -16,7 +16,12 @@ import numpy as np
 import pytest
 import torch
 
+from llm_op_guard.contract.parse import parse_body
 from llm_op_guard.faults import outcome
+from llm_op_guard.faults.build import Unbuildable, build
+from llm_op_guard.faults.injection import inject
+from llm_op_guard.faults.judge import judge
+from llm_op_guard.faults.mutants import varied
 from llm_op_guard.faults.operators import Operator
 from llm_op_guard.faults.outcome import Outcome, Trial, outcomes
 from llm_op_guard.guard.call import Call, SequenceSpec, TensorSpec
@@ -263,7 +268,7 @@ def test_a_valid_call_that_ends_the_process_is_no_fault_of_the_mutant() -> None:
 
 def test_what_the_function_prints_is_not_shown(capfd: pytest.CaptureFixture[str]) -> None:
     def prints(x: torch.Tensor, n: int) -> torch.Tensor:
-        print("NOISE")
+        sys.stdout.write("NOISE")
         os.write(1, b"NOISE")
         os.write(2, b"NOISE")
         if n > 4:
@@ -323,3 +328,69 @@ def test_a_method_of_a_class_has_its_class() -> None:
     right, wrong = (Call((("cls", None), ("x", X), ("n", n))) for n in (2, 5))
     found = list(outcomes(Operator("operator", Scales.scaled), [Trial(wrong, right)]))
     assert found == [Outcome("silent", "off by 27")]
+
+
+# ---------------------------------------------------------------- what calls are made of
+
+
+NUMBERS = [
+    ("int32", (1 << 31) - 1, True),
+    ("int32", 1 << 31, False),
+    ("int8", -129, False),
+    ("uint8", 255, True),
+    ("uint8", -1, False),
+    ("int64", SAME, False),
+    ("int64", 1e30, False),
+    ("bool", 1, True),
+    ("float16", 65504.0, True),
+    ("float16", 1e30, False),
+    ("float16", float("inf"), True),
+    ("float16", SAME, True),
+    ("bfloat16", 1e30, True),
+    ("float32", 1e39, False),
+    ("float8_e4m3fn", SAME, True),
+    ("float8_e4m3fn", 1000.0, False),
+    ("float8_e4m3fn", 0, True),
+    ("float8_e5m2", -1, True),
+]
+
+
+@pytest.mark.parametrize(("dtype", "value", "is_held"), NUMBERS)
+def test_a_tensor_holds_what_the_call_says_or_is_not_made(dtype: str, value: float, is_held: bool) -> None:
+    for spec in (TensorSpec(dtype, (3,), fill=(value,)), TensorSpec(dtype, (3,), at=((1, value),))):
+        if not is_held:
+            with pytest.raises(Unbuildable, match=f"{dtype} holds no "):
+                build(Call((("x", spec),)))
+        else:
+            found = build(Call((("x", spec),)))["x"].to(torch.float64)[1].item()
+            assert found == pytest.approx(value, nan_ok=True, rel=0.1)
+
+
+def test_elements_vary_where_the_contract_lets_them() -> None:
+    body = "x: floating[N, D]\nw: floating[D]\np: float32[D]\nids: int64[D]\none: float32[D]\n"
+    rules = "require(within(p, 0, 2))\nrequire(within(ids, 0, 3))\nrequire(within(one, 1, 2))"
+    contract = parse_body(body + rules, "operator", ("x", "w", "p", "ids", "one"))
+    names = {"x": (2, 4), "w": (4,), "p": (4,), "ids": (4,), "one": (4,)}
+    given = [(name, TensorSpec("int64" if name == "ids" else "float32", s, fill=(1,))) for name, s in names.items()]
+    judgement = judge(contract, Call(tuple(given)))
+    assert judgement is not None and not judgement.broken
+    fills = {name: spec.fill for name, spec in varied(judgement).call.arguments}
+    assert fills == {"x": None, "w": None, "p": (0.25, 0.75, 0.5), "ids": (0, 1, 2), "one": (1,)}
+    assert dict(varied(judgement, whole_numbers=False).call.arguments)["ids"].fill == (1,)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_factor_of_another_shape_shows(seed: int) -> None:
+    contract = parse_body("x: floating[N, D]\nw: floating[D]", "scale", ("x", "w"))
+    result = inject("scale", contract, Operator("scale", lambda x, w: x * w), seed=seed, valid=60)
+    assert not result.lenient
+    shapes = [case for case in result.cases if case.rule == "w.shape" and "float32" in case.call]
+    sizes = [case.unguarded.kind for case in result.cases if case.kind in ("size 1 in axis 0", "half in axis 0")]
+    assert shapes and sizes and "harmless" not in sizes
+
+
+def test_mutants_of_one_rule_are_different_calls() -> None:
+    body = "cu: int32[B]\nrequire(nondecreasing(cu), id='sorted')\nrequire(first(cu) == 0, id='zero')\n"
+    result = inject("cu", parse_body(body + "returns: like(cu)", "cu", ("cu",)), None, valid=40)
+    calls = [(case.rule, case.call) for case in result.cases]
+    assert len(calls) == len(set(calls)) > 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import itertools
 import multiprocessing
 import os
@@ -14,8 +15,10 @@ import types
 import warnings
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Literal
 
 from llm_op_guard.faults.build import Unbuildable
@@ -34,7 +37,7 @@ _LONGEST_TEXT = 300
 # Of a generator so much is asked for.
 _MOST_ITEMS = 100
 EMPTY = "the result is empty"
-# What a process tells first, and of a valid call that has run: from then on it is the call made of it that may die or hang.
+# What a process tells first, and once a valid call has run: from then on it is the call made of it that dies or hangs.
 _STARTED, _VALID_CALL_RAN = "started", "the valid call ran"
 # For a process to start, whatever else the machine does.
 _START_SECONDS = 120.0
@@ -66,59 +69,67 @@ def outcomes(operator: Operator, trials: list[Trial], unfit: dict[Call, str] | N
     `unfit` are valid calls that are known to end their process, or to hang, and why nothing is learnt of calls that
     were made of them; those that turn out to be so are added.
     """
-    import torch._dynamo  # noqa: PLC0415 - here once, not in each of the processes
-
     unfit = {} if unfit is None else unfit
-    hung = valid_hung = done = 0
-    context = multiprocessing.get_context("fork")
+    hangs: Counter[str] = Counter()
+    # Loaded here it need not be loaded in each of the processes.
+    importlib.import_module("torch._dynamo")
+    done = 0
     while done < len(trials):
-        pending = [*itertools.takewhile(lambda trial: trial.origin not in unfit, trials[done:])]
-        if not pending:
-            origin = trials[done].origin
-            assert origin is not None
-            yield Outcome("not run", unfit[origin])
+        origin = trials[done].origin
+        if origin is not None and origin in unfit:
+            found = iter([Outcome("not run", unfit[origin])])
+        else:
+            found = _in_a_process(operator, trials[done:], unfit, hangs)
+        for outcome in found:
+            yield outcome
             done += 1
-            continue
-        here, there = context.Pipe(duplex=False)
-        child = context.Process(target=_run, args=(operator, pending, there), daemon=True)
-        child.start()
-        there.close()
-        try:
-            if _received(here, _START_SECONDS) != _STARTED:
-                raise RuntimeError("no process to try calls in has started")
-            for trial in pending:
-                origin, is_valid_call = trial.origin, trial.origin is not None
-                seconds = SECONDS if hung < _MOST_HANGS else SECONDS / 10
-                found = _received(here, seconds)
-                if found == _VALID_CALL_RAN:
-                    is_valid_call = False
-                    found = _received(here, seconds)
-                if isinstance(found, Exception):
-                    raise found  # a fault of ours: it is none of the operator's
-                if isinstance(found, Outcome):
-                    yield found
-                    done += 1
-                    continue
-                if found is None:
-                    lost = Outcome("hung", f"no result after {seconds:g} s")
-                    hung, valid_hung = hung + (not is_valid_call), valid_hung + is_valid_call
-                else:
-                    child.join(1)
-                    lost = Outcome("died", f"the process ended with {child.exitcode}")
-                if origin is not None and is_valid_call:
-                    does = "hangs" if lost.kind == "hung" else "fails"
-                    unfit[origin] = f"the valid call {does} here: {lost.text}"
-                    if valid_hung == _MOST_HANGS:
-                        why = f"not tried here: {valid_hung} valid calls before it hung"
-                        unfit |= {t.origin: why for t in trials[done:] if t.origin not in (None, *unfit)}
-                else:
-                    yield lost
-                    done += 1
-                break
-        finally:
-            child.kill()
-            child.join()
-            here.close()
+
+
+def _in_a_process(
+    operator: Operator, trials: list[Trial], unfit: dict[Call, str], hangs: Counter[str]
+) -> Iterator[Outcome]:
+    """What the calls come to until one of them is lost with its process, or nothing is to be learnt of the next one."""
+    pending = list(itertools.takewhile(lambda trial: trial.origin is None or trial.origin not in unfit, trials))
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    child = context.Process(target=_run, args=(operator, pending, there), daemon=True)
+    child.start()
+    there.close()
+    try:
+        if _received(here, _START_SECONDS) != _STARTED:
+            raise RuntimeError("the process that tries calls has not started")
+        for trial in pending:
+            seconds = SECONDS if hangs["made"] < _MOST_HANGS else SECONDS / 10
+            found, valid_call = _received(here, seconds), trial.origin
+            if found == _VALID_CALL_RAN:
+                found, valid_call = _received(here, seconds), None
+            if isinstance(found, Exception):
+                raise found  # a fault of ours: it is none of the operator's
+            if isinstance(found, Outcome):
+                yield found
+                continue
+            if found is None:
+                lost = Outcome("hung", f"no result after {seconds:g} s")
+            else:
+                child.join(1)
+                lost = Outcome("died", f"the process ended with {child.exitcode}")
+            hangs["made" if valid_call is None else "valid"] += lost.kind == "hung"
+            if valid_call is None:
+                yield lost
+            else:
+                _note(unfit, valid_call, lost)
+                if hangs["valid"] == _MOST_HANGS:
+                    why = f"not tried here: {_MOST_HANGS} valid calls before it hung"
+                    unfit |= {one.origin: why for one in trials if one.origin is not None and one.origin not in unfit}
+            return
+    finally:
+        child.kill()
+        child.join()
+        here.close()
+
+
+def _note(unfit: dict[Call, str], valid_call: Call, lost: Outcome) -> None:
+    unfit[valid_call] = f"the valid call {'hangs' if lost.kind == 'hung' else 'fails'} here: {lost.text}"
 
 
 def _received(here: Connection, seconds: float) -> Any:
@@ -159,11 +170,18 @@ class _Ran:
 def _run(operator: Operator, trials: list[Trial], results: Connection) -> None:
     import torch  # noqa: PLC0415
 
-    _silence()
+    # Ctrl-C is for the process that waits for this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     torch.compiler.set_stance("force_eager")  # what is compiled differs for each call, and takes long
     warnings.simplefilter("ignore")
     disable()  # what was guarded already is to be seen without its guard
+    with _silence():
+        _try(operator, trials, results)
+    results.close()
+
+
+def _try(operator: Operator, trials: list[Trial], results: Connection) -> None:
     results.send(_STARTED)
     origins: dict[Call, tuple[Any, Any]] = {}
     needed = Counter(trial.origin for trial in trials)
@@ -185,16 +203,16 @@ def _run(operator: Operator, trials: list[Trial], results: Connection) -> None:
         needed[origin] -= 1
         if origin is not None and not needed[origin]:
             del origins[origin]
-    results.close()
 
 
-def _silence() -> None:
-    """What an operator prints is none of our results; and Ctrl-C is for the process that waits for this one."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(nowhere, stream)
-    sys.stdout = sys.stderr = open(nowhere, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
+@contextmanager
+def _silence() -> Iterator[None]:
+    """What an operator prints is none of our results."""
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+        for stream in (1, 2):
+            os.dup2(nowhere.fileno(), stream)
+        with redirect_stdout(nowhere), redirect_stderr(nowhere):
+            yield
 
 
 def _ran(operator: Operator, call: Call, origin: Call | None = None) -> _Ran | BaseException:
