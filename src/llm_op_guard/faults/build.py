@@ -6,6 +6,7 @@ have the same numbers in all others.
 
 from __future__ import annotations
 
+import math
 import zlib
 from typing import Any
 
@@ -28,6 +29,8 @@ from llm_op_guard.guard.functions import StandIn
 
 # More elements than that are made on the device "meta" only.
 MOST_ELEMENTS = 1 << 24
+# What is less than that may be 0, or the least that there is.
+_LEAST = 1e-7
 # More than torch counts elements with.
 _BEYOND_INT64 = 1 << 63
 
@@ -172,6 +175,25 @@ class Builder:
         return flat
 
     def _numbers(self, values: list[Number], dtype: Any) -> Any:
-        if dtype.is_floating_point or dtype.is_complex:
-            return self.torch.tensor([float(value) for value in values], dtype=self.torch.float64).to(dtype)
-        return self.torch.tensor([int(value) for value in values], dtype=self.torch.int64).to(dtype)
+        torch = self.torch
+        if dtype == torch.bool:
+            return torch.tensor([bool(value) for value in values])
+        if not dtype.is_floating_point and not dtype.is_complex:
+            bounds = torch.iinfo(dtype)
+            for value in values:
+                if not bounds.min <= value <= bounds.max:  # NaN, too
+                    raise Unbuildable(f"{str(dtype).removeprefix('torch.')} holds no {value}")
+            return torch.tensor([int(value) for value in values], dtype=torch.int64).to(dtype)
+        wanted = torch.tensor([float(value) for value in values], dtype=torch.float64)
+        held = wanted.to(dtype)
+        if not dtype.is_complex:
+            self._hold(wanted, held)
+        return held
+
+    def _hold(self, wanted: Any, held: Any) -> None:
+        """Raises Unbuildable where a dtype has neither these numbers nor some that are near."""
+        found = held.to(wanted.dtype).tolist()
+        for value, number in zip(wanted.tolist(), found, strict=True):
+            near = math.isclose(value, number, rel_tol=0.5, abs_tol=_LEAST)
+            if not near and not (math.isnan(value) and math.isnan(number)):
+                raise Unbuildable(f"{str(held.dtype).removeprefix('torch.')} holds no {value}")

@@ -16,7 +16,7 @@ from llm_op_guard.faults.capsule import TWO_KILOBYTES, Replayed, retried
 from llm_op_guard.faults.coverage import untried
 from llm_op_guard.faults.ingredients import Ingredients, ingredients
 from llm_op_guard.faults.judge import Judgement, judge
-from llm_op_guard.faults.mutants import Mutant, is_huge, mutants
+from llm_op_guard.faults.mutants import CHANGED_CALLS, Mutant, is_huge, mutants, varied
 from llm_op_guard.faults.operators import Operator
 from llm_op_guard.faults.outcome import EMPTY, Outcome, Trial, outcomes
 from llm_op_guard.faults.promises import returned
@@ -240,8 +240,11 @@ def inject(
     right = valid_calls(made_of, seed, valid)
     refused: dict[str, int] = {}
     running = right
+    unfit: dict[Call, str] = {}
     if operator is not None:
-        right, running, refused = _runnable_first(operator, [*_specimens(contract, operator), *right])
+        right, running, refused = _runnable_first(operator, [*_specimens(contract, operator), *right], unfit)
+        different = _varied(operator, running[:CHANGED_CALLS], unfit)
+        right, running = [*different, *right], [*different, *running]
     late = returned(contract, right, seed)
     passing = _Passing(name, checked)
     for judgement in (*right, *late.kept):
@@ -255,7 +258,7 @@ def inject(
     chosen = [mutant for kinds in made.values() for mutant in kinds if case is None or mutant.id == case]
     read = {rule.id: _read(made_of, rule.id) for rule in contract.rules}
     trials = [Trial(m.call, m.origin, read[m.rule]) for m in chosen if m.call.entry is None]
-    found = outcomes(operator, trials) if operator is not None else _nowhere(len(trials))
+    found = outcomes(operator, trials, unfit) if operator is not None else _nowhere(len(trials))
     cases, replayed = [], {}
     for mutant in chosen:
         told = checked(mutant.call)
@@ -282,13 +285,13 @@ def inject(
 
 
 def _runnable_first(
-    operator: Operator, valid: list[Judgement]
+    operator: Operator, valid: list[Judgement], unfit: dict[Call, str]
 ) -> tuple[list[Judgement], list[Judgement], dict[str, int]]:
     """Valid calls, those first that the operator takes; those alone, if any; the errors of the others, counted."""
     # An operator may make contents for tensors that have none, and take as long as their sizes say.
     huge = [judgement for judgement in valid if is_huge(judgement.call)]
     valid = [judgement for judgement in valid if not is_huge(judgement.call)]
-    found = list(outcomes(operator, [Trial(judgement.call, judgement.call) for judgement in valid]))
+    found = list(outcomes(operator, [Trial(judgement.call, judgement.call) for judgement in valid], unfit))
     refused: dict[str, int] = {}
     for outcome in found:
         if outcome.kind not in _TAKEN:
@@ -297,6 +300,21 @@ def _runnable_first(
     order = sorted(range(len(valid)), key=lambda n: (found[n].kind not in _TAKEN, found[n].text == EMPTY))
     ordered = [valid[number] for number in order]
     return [*ordered, *huge], ordered[: len(valid) - sum(refused.values())] or ordered, refused
+
+
+def _varied(operator: Operator, running: list[Judgement], unfit: dict[Call, str]) -> list[Judgement]:
+    """Such calls with different elements in their tensors, as far as the operator takes them."""
+    tried: dict[Call, tuple[Judgement, Call]] = {}
+    for judgement in running:
+        for way in (varied(judgement), varied(judgement, whole_numbers=False)):
+            if way.call != judgement.call:
+                tried.setdefault(way.call, (way, judgement.call))
+    found: dict[Call, Judgement] = {}
+    trials = [Trial(call, call) for call in tried]
+    for (way, origin), outcome in zip(tried.values(), outcomes(operator, trials, unfit), strict=True):
+        if outcome.kind in _TAKEN:
+            found.setdefault(origin, way)
+    return list(found.values())
 
 
 def _specimens(contract: Contract, operator: Operator) -> list[Judgement]:

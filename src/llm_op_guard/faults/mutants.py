@@ -7,8 +7,8 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from llm_op_guard.contract.model import Clause, Contract, Rule
 from llm_op_guard.contract.path import Path
@@ -23,7 +23,11 @@ from llm_op_guard.faults.solve import changed, hints_of
 from llm_op_guard.guard.call import Call, ObjectSpec, Spec, to_json
 
 # Of valid calls, so many are changed in every way that there is.
-_CHANGED_CALLS = 8
+CHANGED_CALLS = 8
+# What tensors are filled with instead of one value, the most different elements first.
+_REAL_FILLS = (None, (0.25, 0.75, 0.5), (1.0, 2.0, 4.0))
+_WHOLE_FILLS = (tuple(range(64)), (0, 1, 2), (1, 0), (0, 1), None)
+_BOOL_FILLS = ((1, 0), (0, 1), None)
 # And objects of so many others are tried in them.
 _OTHERS = 2
 # Of the numbers that a contract spells so many are tried as sizes, as far as tensors of them are soon made.
@@ -76,7 +80,7 @@ def mutants(
     judged: set[Call] = {judgement.call for judgement in valid}
     # Of tensors that have no contents here, little can be changed, and an operator may make contents for them.
     valid = [judgement for judgement in valid if not is_huge(judgement.call)] or valid
-    for number, judgement in enumerate(valid[:_CHANGED_CALLS]):
+    for number, judgement in enumerate(valid[:CHANGED_CALLS]):
         for edit in all_edits(made_of, judgement, valid[number + 1 : number + 1 + _OTHERS]):
             if edit.call not in judged:
                 judged.add(edit.call)
@@ -91,6 +95,37 @@ def mutants(
             for edit, new, origin in _searched(made_of, rule, valid, random_of):
                 _keep(found, new, edit, origin)
     return {rule: _best(list(kinds.values())) for rule, kinds in found.items()}
+
+
+def distinct(made: Iterable[Mutant]) -> list[Mutant]:
+    """The first of those whose arguments are the same, however they came about and whatever their seeds are."""
+    found: dict[str, Mutant] = {}
+    for mutant in made:
+        found.setdefault(_arguments(mutant.call), mutant)
+    return list(found.values())
+
+
+def _arguments(call: Call) -> str:
+    return json.dumps(to_json(replace(call, seed=0)), sort_keys=True)
+
+
+def varied(judgement: Judgement, *, whole_numbers: bool = True) -> Judgement:
+    """The valid call with different elements in its tensors of one value, as far as the contract lets it have them.
+
+    Where all elements are 1 or 0, calls of other shapes and dtypes may come to the same, whatever an operator makes of
+    them. With `whole_numbers` those vary, too: an operator may take them for indices.
+    """
+    now = judgement
+    for path, spec in judgement.call.tensors():
+        is_real = spec.dtype.startswith(("float", "bfloat", "complex"))
+        if spec.fill is None or len(set(spec.fill)) != 1 or not spec.elements or not (is_real or whole_numbers):
+            continue
+        for fill in _REAL_FILLS if is_real else _BOOL_FILLS if spec.dtype == "bool" else _WHOLE_FILLS:
+            new = judge(now.contract, now.call.put(path, replace(spec, fill=fill)))
+            if new is not None and not new.broken:
+                now = new
+                break
+    return now
 
 
 def is_huge(call: Call) -> bool:
@@ -148,7 +183,7 @@ def _best(made: list[Mutant]) -> list[Mutant]:
     """Those that break the least else, and of these one of each family of kinds before the second of any."""
     ranked: list[tuple[int, int, Mutant]] = []
     seen: Counter[tuple[int, str]] = Counter()
-    for mutant in sorted(made, key=lambda mutant: len(mutant.others)):
+    for mutant in distinct(sorted(made, key=lambda mutant: len(mutant.others))):
         family = (len(mutant.others), re.sub(r"[-\d.]+|, .*", "", mutant.kind))
         ranked.append((len(mutant.others), seen[family], mutant))
         seen[family] += 1

@@ -8,7 +8,7 @@ import pkgutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import ModuleType
+from types import MethodType, ModuleType
 from typing import Any, Protocol
 
 from llm_op_guard.contract.model import Contract
@@ -58,23 +58,35 @@ class Operator:
     specimen: Specimen | None = None
     signature: inspect.Signature | None = None
 
-    def __call__(self, call: Call, origin: Call | None = None) -> Any:
-        """What the function returns for a call as data; raises what it raises, and Unmade.
+    def arguments(self, call: Call, origin: Call | None = None) -> dict[str, Any]:
+        """What the function is given for a call as data. Raises Unmade, and Unbuildable.
 
         A parameter that is None in a valid call is left at its default, and so it is in calls that were made of it
         (`origin`): there None stands for what the contract has no rule about.
         """
         given = build(call) if self.specimen is None else self.specimen.arguments(call)
-        parameters = (self.signature or inspect.signature(self.function)).parameters
         before = dict((origin or call).arguments)
-        for name, parameter in parameters.items():
+        for name, parameter in self._parameters.items():
             if given.get(name, parameter) is None and before.get(name) is None and parameter.default is not _EMPTY:
                 given.pop(name)
+        return given
+
+    def __call__(self, arguments: Mapping[str, Any]) -> Any:
+        """What the function returns of `arguments`; raises what it raises."""
+        function, given, parameters = self.function, dict(arguments), self._parameters
+        if isinstance(function, MethodType):  # of a class: its contract knows the class as a parameter
+            receiver = next(iter(inspect.signature(function.__func__).parameters), "")
+            if receiver not in parameters and given.pop(receiver, None) is not None:
+                function = MethodType(function.__func__, arguments[receiver])
         extra = next((n for n, p in parameters.items() if p.kind is p.VAR_KEYWORD), None)
         named = given.pop(extra, None) if extra is not None else None
         given |= named if isinstance(named, dict) else {}
         positional = [n for n, p in parameters.items() if p.kind is p.POSITIONAL_ONLY]
-        return self.function(*[given.pop(name) for name in positional if name in given], **given)
+        return function(*[given.pop(name) for name in positional if name in given], **given)
+
+    @property
+    def _parameters(self) -> Mapping[str, inspect.Parameter]:
+        return (self.signature or inspect.signature(self.function)).parameters
 
     def specimen_call(self) -> tuple[Call | None, str]:
         """The call of the specimen as data, or None and why there is none."""

@@ -13,7 +13,7 @@ from llm_op_guard.faults.edits import Edit, edits_at
 from llm_op_guard.faults.entry import before_return, known_before
 from llm_op_guard.faults.ingredients import Ingredient, Ingredients, ingredients
 from llm_op_guard.faults.judge import Judgement, judge
-from llm_op_guard.faults.mutants import MOST_OF_A_RULE, Mutant
+from llm_op_guard.faults.mutants import MOST_OF_A_RULE, Mutant, distinct
 from llm_op_guard.faults.solve import changed, hints_of, valid_calls
 from llm_op_guard.guard.capture import entry_of
 
@@ -60,7 +60,7 @@ def returned(contract: Contract, valid: list[Judgement], seed: int) -> Returned:
     for rule in rules:
         if not kinds[rule.id] and starts:
             _search(kinds, made_of, rule, starts, random_of)
-    best = {rule: sorted(ways.values(), key=lambda one: len(one.others)) for rule, ways in kinds.items()}
+    best = {rule: distinct(sorted(ways.values(), key=lambda one: len(one.others))) for rule, ways in kinds.items()}
     return Returned(kept, {rule: ways[:MOST_OF_A_RULE] for rule, ways in best.items()})
 
 
