@@ -26,9 +26,8 @@ from llm_op_guard.guard.call import (
     TorchSpec,
     answer_key,
     asked,
-    from_json,
-    to_json,
 )
+from llm_op_guard.guard.call_json import from_json, to_json
 from llm_op_guard.guard.capture import capture
 from llm_op_guard.guard.explain import explain
 from llm_op_guard.guard.reading import UNSET

@@ -216,14 +216,27 @@ def test_of_a_rule_in_several_branches_the_one_that_is_taken_tells(side: str, ke
 
 
 def test_a_row_is_kept_where_it_is_short() -> None:
-    rows = og.guard("require(live_rows(m), id='r')")(lambda m: m)
-    for width, kept in ((32, 32), (33, 0)):
+    rows = og.guard("require(any_per_row(m), id='r')")(lambda m: m)
+    for width, kept in ((32, 32), (1024, 1024), (1025, 0)):
         mask = torch.ones(3, width, dtype=torch.bool)
         mask[1] = False
         with pytest.raises(og.GuardError) as caught:
             rows(mask)
-        (tensor,) = [tensor for _, tensor in read(capsule(caught.value.violations[0])).call.tensors()]
+        text = capsule(caught.value.violations[0])
+        (tensor,) = [tensor for _, tensor in read(text).call.tensors()]
         assert tensor.at == tuple((width + column, False) for column in range(kept))
+        assert len(text) < 2048
+
+
+def test_an_uneven_row_is_kept_where_it_is_short() -> None:
+    rows = og.guard("require(live_rows(m), id='r')")(lambda m: m)
+    for width, kept in ((32, 32), (33, 0)):
+        mask = torch.zeros(3, width, dtype=torch.float64)
+        mask[1] = torch.linspace(-1e38, -2e38, width)
+        with pytest.raises(og.GuardError) as caught:
+            rows(mask)
+        (tensor,) = [tensor for _, tensor in read(capsule(caught.value.violations[0])).call.tensors()]
+        assert len(tensor.at) == kept
 
 
 def test_an_accelerator_is_not_needed() -> None:
