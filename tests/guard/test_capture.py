@@ -229,6 +229,7 @@ BAD = [
     ({"tensor": "int64", "shape": [3, 4], "at": [[99, 1.0]]}, "x: element 99 of 12"),
     ({"tensor": "int64", "shape": [3, 4], "at": [[10, 1, 3]]}, "x: element 12 of 12"),
     ({"tensor": "int64", "shape": [3, 4], "at": [[-1, 1]]}, "x: element -1 of 12"),
+    ({"tensor": "int64", "shape": [2**40], "at": [[0, 1, 2**30]]}, "a tensor has 1000000 single elements at most"),
     ({"tensor": "int64", "shape": [3, 4], "at": [[1]]}, "single elements are a list of"),
     ({"list": {"each": 1, "length": 10**9}}, "a list has 1000000 items at most"),
     ({"list": {"each": 1, "length": 3, "at": [[3, 1]]}}, "single items are a list of"),

@@ -172,6 +172,8 @@ def _tensor(tensor: TensorSpec, data: dict[str, Any], where: str) -> TensorSpec:
             at = [(place, _number(value, where), *(count or [1])) for place, value, *count in places]
         case _:
             raise ValueError(f"{where}: single elements are a list of [place, number] or [place, number, how many]")
+    if sum(count for *_, count in at) > MOST_REPEATED:
+        raise ValueError(f"{where}: a tensor has {MOST_REPEATED} single elements at most")
     for place, _, count in at:
         if place < 0 or count < 1 or place + count > tensor.elements:
             raise ValueError(f"{where}: element {place + max(count, 1) - 1} of {tensor.elements}")
