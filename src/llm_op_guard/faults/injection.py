@@ -21,7 +21,8 @@ from llm_op_guard.faults.operators import Operator
 from llm_op_guard.faults.outcome import EMPTY, Outcome, Trial, outcomes
 from llm_op_guard.faults.promises import returned
 from llm_op_guard.faults.solve import valid_calls
-from llm_op_guard.guard.call import Call, to_json
+from llm_op_guard.guard.call import Call
+from llm_op_guard.guard.call_json import to_json
 from llm_op_guard.guard.capture import Known, capture
 from llm_op_guard.guard.guard import Guard
 from llm_op_guard.guard.violation import Violation

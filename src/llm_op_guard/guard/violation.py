@@ -8,7 +8,8 @@ from typing import Any, Literal, Self
 
 from llm_op_guard.contract.model import CostClass
 from llm_op_guard.errors import GUARD_ERRORS, GuardError
-from llm_op_guard.guard.call import Call, to_json
+from llm_op_guard.guard.call import Call
+from llm_op_guard.guard.call_json import to_json
 
 
 @dataclass(frozen=True)
