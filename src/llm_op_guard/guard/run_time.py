@@ -63,7 +63,7 @@ class Judge:
     def _violation(
         self, rule: Deferred, tensors: list[Any], facts: list[Any]
     ) -> tuple[list[Violation], Mapping[str, Any]] | None:
-        values = _Handed(rule, tensors, facts, self._contract.constants)
+        values = Handed(rule, tensors, facts, self._contract.constants)
         expr = rule.rule.expr
         try:
             if values.evaluate(expr):
@@ -73,26 +73,32 @@ class Judge:
             return None
         except Broken as broken:
             observed, expected, argument = str(broken), expr.text, None
-        reason = rule.rule.reason
-        violation = Violation(
-            operator=self._contract.name,
-            rule_id=rule.rule.id,
-            cost_class=rule.clause.cost_class,
-            certain=rule.clause.certain,
-            argument=argument or ast.unparse(rule.tensors[0]),
-            observed=observed,
-            expected=expected,
-            because=text_of(values, reason.because),
-            hint=text_of(values, reason.hint),
-            contract_id=self._contract.id,
-            contract_hash=self._contract.hash,
-            blames="operator" if rule.rule.promised else "caller",
-            error=reason.error,
-        )
-        return [violation], values.arguments
+        return [violation_of(self._contract, rule, values, observed, expected, argument)], values.arguments
 
 
-class _Handed(Values):
+def violation_of(
+    contract: Contract, rule: Deferred, values: Values, observed: str, expected: str, argument: str | None
+) -> Violation:
+    """The violation of a rule that was judged apart from its call."""
+    reason = rule.rule.reason
+    return Violation(
+        operator=contract.name,
+        rule_id=rule.rule.id,
+        cost_class=rule.clause.cost_class,
+        certain=rule.clause.certain,
+        argument=argument or ast.unparse(rule.tensors[0]),
+        observed=observed,
+        expected=expected,
+        because=text_of(values, reason.because),
+        hint=text_of(values, reason.hint),
+        contract_id=contract.id,
+        contract_hash=contract.hash,
+        blames="operator" if rule.rule.promised else "caller",
+        error=reason.error,
+    )
+
+
+class Handed(Values):
     """The values of a call as far as they were handed to a rule, each by how it is written in the rule."""
 
     def __init__(self, rule: Deferred, tensors: list[Any], facts: list[Any], constants: Mapping[str, Any]) -> None:
@@ -109,10 +115,12 @@ class _Handed(Values):
         return self._known.get(ast.unparse(node), self)
 
     def raw(self, node: ast.expr) -> Any:
+        """As of a call, where it was handed on."""
         found = self._handed(node)
         return super().raw(node) if found is self else found
 
     def tensor(self, node: ast.expr) -> Any:
+        """As of a call, where it was handed on."""
         found = self._handed(node)
         return super().tensor(node) if found is self else found
 
