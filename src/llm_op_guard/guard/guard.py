@@ -333,7 +333,8 @@ class _Outcome:
             return guard.reporter.report(guard, violations, arguments)
 
         # Kept here: graphs find it by its name only, for as long as the check lives.
-        self._judge = Judge(name, guard.contract, rules, told, guard.fail_inside)
+        late = LateRules(guard, [late_rule(rule.clause, guard.contract) for rule in rules], count=True)
+        self._judge = Judge(name, guard.contract, rules, told, guard.fail_inside, late)
         return {
             "_judged_as": name,
             "_judge": run_time_operator(),

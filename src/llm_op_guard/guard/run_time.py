@@ -11,7 +11,7 @@ import ast
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.path import path_of
@@ -29,10 +29,24 @@ LIBRARY = "llm_op_guard"
 _judges: weakref.WeakValueDictionary[str, Judge] = weakref.WeakValueDictionary()
 
 
+class Late(Protocol):
+    """The rules whose verdict need not be waited for (`guard.late`, which comes after this)."""
+
+    def told(self) -> Exception | None:
+        """The error to raise for what was found of calls before, if any."""
+
+    def takes(self, taken: list[Any], number: int, tensors: Sequence[Any], facts: Sequence[Any]) -> bool:
+        """Whether a rule need not be judged now; it is put to `taken`."""
+
+    def send(self, taken: list[Any]) -> None:
+        """Ask for what was taken."""
+
+
 class Judge:
     """The deferred rules of one check, by number; `told` acts on violations and gives the error to raise, if any.
 
-    `failed` is told of a fault of our own; the program goes on.
+    `failed` is told of a fault of our own; the program goes on. `late` is asked first whether a verdict need not be
+    waited for.
     """
 
     def __init__(
@@ -42,16 +56,24 @@ class Judge:
         rules: Sequence[Deferred],
         told: Callable[[list[Violation], Mapping[str, Any]], Exception | None],
         failed: Callable[[Exception], None],
+        late: Late,
     ) -> None:
         self._contract = contract
         self._rules = rules
         self._told = told
         self._failed = failed
+        self._late = late
         _judges[name] = self
 
     def error(self, number: int, tensors: list[Any], facts: list[Any]) -> Exception | None:
         """The error to raise for a rule that these tensors and facts break; None where they keep it."""
         try:
+            taken: list[Any] = []
+            if (error := self._late.told()) is not None:
+                return error
+            if self._late.takes(taken, number, tensors, facts):
+                self._late.send(taken)
+                return None
             found = self._violation(self._rules[number], tensors, facts)
             return None if found is None else self._told(*found)
         except GuardWarning:

@@ -47,9 +47,9 @@ def _answer(probe: Probe) -> Any:
         here = wrong.sum()
         place = wrong.view(torch.uint8).argmax()
         is_first = (count == 0) & (here > 0)
-        element = part.reshape(-1).index_select(0, place.reshape(1))
+        element = _bits(part.reshape(-1)).index_select(0, place.reshape(1)).reshape(())
         first = torch.where(is_first, before + place, first)
-        bits = torch.where(is_first, _bits(element), bits)
+        bits = torch.where(is_first, element.to(torch.int64), bits)
         count = count + here
         before += part.numel()
     return torch.stack((count, first, bits))
@@ -72,8 +72,7 @@ def _outside(x: Any, asked: Range) -> Any:
     return wrong
 
 
-def _bits(element: Any) -> Any:
+def _bits(x: Any) -> Any:
     import torch  # noqa: PLC0415
 
-    of_size = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return element.view(of_size[element.dtype.itemsize]).to(torch.int64).reshape(())
+    return x.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize])

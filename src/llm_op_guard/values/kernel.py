@@ -42,6 +42,20 @@ def _bound(words, at, NUMBER: tl.constexpr):
 
 
 @triton.jit
+def _number(x, NUMBER: tl.constexpr, FORM: tl.constexpr):
+    """Elements as what they are compared in, exactly; narrow floats by their bits, on every device alike."""
+    if FORM == 1:  # bfloat16 is the upper half of a float32
+        return (x.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    if FORM == 2:  # float8_e5m2 that of a float16
+        return (x.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
+    if FORM == 3:  # float8_e4m3fn has an exponent that is 8 higher, no infinities, and NaN last
+        bits = x.to(tl.uint16)
+        scaled = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True).to(tl.float32)
+        return tl.where((bits & 0x7F) == 0x7F, float("nan"), scaled * 256)
+    return x.to(NUMBER)
+
+
+@triton.jit
 def _wrong(x, low, high, sentinel, other):
     # NaN is not in any range.
     return (((x >= low) & (x <= high)) == 0) & (x != sentinel) & (x != other)
@@ -56,7 +70,7 @@ def _note(scratch, question, count, first):
 
 @triton.jit
 def _scan(
-    words, scratch, row, ELEMENT: tl.constexpr, SIZE: tl.constexpr, NUMBER: tl.constexpr,
+    words, scratch, row, ELEMENT: tl.constexpr, SIZE: tl.constexpr, NUMBER: tl.constexpr, FORM: tl.constexpr,
     PAIRS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     address = tl.load(words)
@@ -86,7 +100,7 @@ def _scan(
     found_2 = tl.full([TILE], 0x7FFFFFFF, tl.int32)
     tile = program.to(tl.int64)
     while tile < tiles:
-        x = tl.load(aligned + tile * TILE + lanes).to(NUMBER)
+        x = _number(tl.load(aligned + tile * TILE + lanes), NUMBER, FORM)
         wrong = _wrong(x, low, high, sentinel, other)
         counts += wrong.to(tl.int32)
         found = tl.where(wrong, tl.minimum(found, tile.to(tl.int32)), found)
@@ -107,7 +121,7 @@ def _scan(
         for edge in tl.static_range(2):
             places = lanes.to(tl.int64) if edge == 0 else start + tiles * TILE + lanes
             inside = places < (start if edge == 0 else numel)
-            x = tl.load(begin + places, mask=inside).to(NUMBER)
+            x = _number(tl.load(begin + places, mask=inside), NUMBER, FORM)
             wrong = _wrong(x, low, high, sentinel, other) & inside
             count = tl.sum(wrong.to(tl.int64), axis=0)
             _note(scratch, row * 2, count, tl.min(tl.where(wrong, places, _NOWHERE), axis=0))
@@ -167,43 +181,43 @@ def probe(memory, scratch, slot, KINDS: tl.constexpr, SIZES: tl.constexpr, PAIRS
     kind = tl.load(words + 2)
     if KINDS & 1:
         if kind == 0:
-            _scan(words, scratch, row, tl.float32, 4, tl.float32, PAIRS, TILE)
+            _scan(words, scratch, row, tl.float32, 4, tl.float32, 0, PAIRS, TILE)
     if KINDS & 2:
         if kind == 1:
-            _scan(words, scratch, row, tl.float64, 8, tl.float64, PAIRS, TILE)
+            _scan(words, scratch, row, tl.float64, 8, tl.float64, 0, PAIRS, TILE)
     if KINDS & 4:
         if kind == 2:
-            _scan(words, scratch, row, tl.float16, 2, tl.float32, PAIRS, TILE)
+            _scan(words, scratch, row, tl.float16, 2, tl.float32, 0, PAIRS, TILE)
     if KINDS & 8:
         if kind == 3:
-            _scan(words, scratch, row, tl.bfloat16, 2, tl.float32, PAIRS, TILE)
+            _scan(words, scratch, row, tl.uint16, 2, tl.float32, 1, PAIRS, TILE)
     if KINDS & 16:
         if kind == 4:
-            _scan(words, scratch, row, tl.float8e5, 1, tl.float32, PAIRS, TILE)
+            _scan(words, scratch, row, tl.uint8, 1, tl.float32, 2, PAIRS, TILE)
     if KINDS & 32:
         if kind == 5:
-            _scan(words, scratch, row, tl.float8e4nv, 1, tl.float32, PAIRS, TILE)
+            _scan(words, scratch, row, tl.uint8, 1, tl.float32, 3, PAIRS, TILE)
     if KINDS & 64:
         if kind == 6:
-            _scan(words, scratch, row, tl.int64, 8, tl.int64, PAIRS, TILE)
+            _scan(words, scratch, row, tl.int64, 8, tl.int64, 0, PAIRS, TILE)
     if KINDS & 128:
         if kind == 7:
-            _scan(words, scratch, row, tl.int32, 4, tl.int64, PAIRS, TILE)
+            _scan(words, scratch, row, tl.int32, 4, tl.int64, 0, PAIRS, TILE)
     if KINDS & 256:
         if kind == 8:
-            _scan(words, scratch, row, tl.int16, 2, tl.int64, PAIRS, TILE)
+            _scan(words, scratch, row, tl.int16, 2, tl.int64, 0, PAIRS, TILE)
     if KINDS & 512:
         if kind == 9:
-            _scan(words, scratch, row, tl.int8, 1, tl.int64, PAIRS, TILE)
+            _scan(words, scratch, row, tl.int8, 1, tl.int64, 0, PAIRS, TILE)
     if KINDS & 1024:
         if kind == 10:
-            _scan(words, scratch, row, tl.uint8, 1, tl.int64, PAIRS, TILE)
+            _scan(words, scratch, row, tl.uint8, 1, tl.int64, 0, PAIRS, TILE)
     if KINDS & 2048:
         if kind == 11:
-            _scan(words, scratch, row, tl.uint16, 2, tl.int64, PAIRS, TILE)
+            _scan(words, scratch, row, tl.uint16, 2, tl.int64, 0, PAIRS, TILE)
     if KINDS & 4096:
         if kind == 12:
-            _scan(words, scratch, row, tl.uint32, 4, tl.int64, PAIRS, TILE)
+            _scan(words, scratch, row, tl.uint32, 4, tl.int64, 0, PAIRS, TILE)
 
     tl.debug_barrier()
     rows = tl.num_programs(1)
@@ -235,10 +249,7 @@ class Launcher:
         self._most = 1
         self._kinds = {name: kind for name, (kind, _) in ring.KINDS.items()}
         if device.type == "cuda":
-            properties = torch.cuda.get_device_properties(device)
-            self._most = 4 * properties.multi_processor_count
-            if (properties.major, properties.minor) < (8, 9):
-                del self._kinds["float8_e4m3fn"]  # of which older ones have no conversion
+            self._most = 4 * torch.cuda.get_device_properties(device).multi_processor_count
         with torch.inference_mode(mode=False):
             self._scratch = torch.zeros(ring.SLOTS, SCRATCH_WORDS, dtype=torch.int64, device=device)
             self._scratch[:, 1 : _DONE.value : 2] = NOWHERE
