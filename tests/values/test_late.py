@@ -386,6 +386,25 @@ def test_a_fault_of_ours_is_said_once_and_the_call_goes_through(monkeypatch: pyt
         one(torch.ones(3), IDS)
 
 
+def test_torch_stands_in_for_a_triton_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def fails(*_: Any) -> None:
+        tried.append(1)
+        raise RuntimeError("ptxas is missing")
+
+    monkeypatch.setattr(late, "_launcher", lambda _: fails)
+    og.set_policy(B="async")
+    one = guarded()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one(torch.ones(3), IDS)
+        with pytest.raises(og.GuardError, match="finite values"):
+            one(bad(), IDS)
+            og.flush()
+    assert len(tried) == 1
+
+
 def test_a_device_that_is_lost_is_no_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     og.set_policy(B="async")
     one = guarded()

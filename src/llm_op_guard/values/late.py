@@ -69,12 +69,24 @@ class _Device:
         if former is not None and not former.is_answered():
             return None
         self.asked = number
-        sent = self._launch(self.ring, slot, number, probes) if self._launch is not None else None
+        sent = self._launched(slot, number, probes)
         if sent is None:
             by_torch.send(self.ring.memory, slot, number, probes)
             sent = list(range(len(probes))), [ring.look_of(probe.tensor) for probe in probes]
         waiting = self.busy[slot] = _Waiting(call, self, number, slot, *sent)
         return waiting
+
+    def _launched(self, slot: int, number: int, probes: Sequence[Probe]) -> tuple[list[int], list[Look]] | None:
+        if self._launch is None:
+            return None
+        try:
+            return self._launch(self.ring, slot, number, probes)
+        except NotApplicable:
+            raise
+        except Exception as error:  # no compiler, or a Triton that the kernel was not made for
+            logger.warning("Triton cannot be used on %s (%s): values are asked for by torch", self.ring.device, error)
+            self._launch = None
+            return None
 
     def wait(self) -> None:
         """Wait for all work of the device; where it is lost, there is nothing to wait for."""
@@ -96,7 +108,8 @@ def _launcher(device: Any) -> _Launch | None:
     """What asks with Triton; None where there is none."""
     try:
         from llm_op_guard.values import kernel  # noqa: PLC0415 - imports Triton
-    except ImportError:
+    except Exception as error:  # none, or another version
+        logger.info("Triton cannot be used on %s: %s", device, error)
         return None
     return kernel.Launcher(device).ask if kernel.runs_on(device) else None
 
