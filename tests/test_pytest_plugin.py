@@ -93,6 +93,46 @@ def test_threads_children_and_fixtures(tmp_path: Path, monkeypatch: pytest.Monke
     assert "count: n = 9, expected n < 3" in done.stdout
 
 
+SKIPPED = """
+import pytest, unittest, llm_op_guard as og
+
+@og.guard("n: int\\nrequire(n < 3, id='small')")
+def count(n): return n
+
+def quietly(n):
+    try: count(n)
+    except og.GuardError: pass
+
+def test_skipped():
+    quietly(5)
+    pytest.skip("no more")
+def test_skipped_otherwise():
+    quietly(6)
+    raise unittest.SkipTest("no more")
+def test_rightly_skipped():
+    quietly(2)
+    pytest.skip("no more")
+@pytest.mark.op_guard_expected
+def test_meant():
+    quietly(7)
+    pytest.skip("no more")
+def test_expected_to_fail():
+    quietly(8)
+    pytest.xfail("not yet")
+@pytest.mark.xfail(strict=True)
+def test_marked_as_expected_to_fail():
+    quietly(9)
+"""
+
+
+def test_a_test_that_is_skipped_after_a_rule_was_broken_fails(tmp_path: Path) -> None:
+    (tmp_path / "test_skipping.py").write_text(SKIPPED)
+    done = run(tmp_path, "--op-guard", "-o", "op_guard_libraries=torch")
+    assert "2 failed, 2 skipped, 2 xfailed" in done.stdout, done.stdout
+    assert done.stdout.count("rules were broken and the test was skipped; one that means to is marked") == 2
+    assert "count: n = 5, expected n < 3" in done.stdout and "count: n = 6, expected n < 3" in done.stdout
+
+
 def test_what_is_broken_after_the_last_test_fails_the_run(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(
         "import threading, pytest, llm_op_guard as og\n"

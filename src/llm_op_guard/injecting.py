@@ -43,8 +43,10 @@ class Wanted:
     html_file: str | None = None
 
 
-# What the processes that do the work inherit: contracts and operators cannot be sent to them.
-_chosen: dict[str, tuple[Contract, Operator | None]] = {}
+Chosen = dict[str, tuple[Contract, Operator | None]]
+
+# In a process that does the work: what it was started with. Contracts and operators cannot be sent to it later.
+_started_with: Chosen = {}
 
 
 def main(out: Terminal, complaints: Terminal, wanted: Wanted) -> bool:
@@ -59,30 +61,29 @@ def main(out: Terminal, complaints: Terminal, wanted: Wanted) -> bool:
         if not Path(file).resolve().parent.is_dir():
             raise InjectError(f"cannot write {file}: there is no folder {Path(file).resolve().parent}")
     left_out: list[tuple[str, str]] = []
-    _chosen.clear()
-    _chosen.update(_contracts(wanted, left_out))
-    complaints.line(f"llm-op-guard: {len(_chosen)} contracts, seed {wanted.seed}")
+    chosen = _contracts(wanted, left_out)
+    complaints.line(f"llm-op-guard: {len(chosen)} contracts, seed {wanted.seed}")
     results: list[Injected] = []
-    for result in _injected(wanted):
+    for result in _injected(chosen, wanted):
         results.append(result)
-        complaints.line(f"[{len(results)}/{len(_chosen)}] {result.contract}: {result.seconds:.1f} s")
-    results.sort(key=lambda result: list(_chosen).index(result.contract))
+        complaints.line(f"[{len(results)}/{len(chosen)}] {result.contract}: {result.seconds:.1f} s")
+    results.sort(key=lambda result: list(chosen).index(result.contract))
     if wanted.case is not None and not any(result.cases for result in results):
         raise InjectError(
             f"there is no case {wanted.case!r} with --seed {wanted.seed} --valid {wanted.valid}: "
-            "the JSON of --json has with each case the command for it"
+            "ids stand in the JSON of --json, with the seed and the number of valid calls"
         )
     _show(out, results, left_out, wanted)
     _write(results, left_out, wanted)
     return not any(result.failed for result in results)
 
 
-def _contracts(wanted: Wanted, left_out: list[tuple[str, str]]) -> dict[str, tuple[Contract, Operator | None]]:
+def _contracts(wanted: Wanted, left_out: list[tuple[str, str]]) -> Chosen:
     if not wanted.every and not wanted.targets:
         raise InjectError("name a contract, a FILE, FILE:OPERATOR or MODULE:FUNCTION, or say --all")
     shipped = catalogue.shipped()
     chosen = dict(shipped) if wanted.every else {}
-    functions: dict[str, tuple[Contract, Operator | None]] = {}
+    functions: Chosen = {}
     for target in () if wanted.every else wanted.targets:
         if named := catalogue.chosen(target, shipped):
             chosen |= named
@@ -108,25 +109,34 @@ def _with_operator(contract: Contract, operator: Operator | None) -> tuple[Contr
     return (contract if operator is None or operator.contract is None else operator.contract), operator
 
 
-def _injected(wanted: Wanted) -> Iterator[Injected]:
-    jobs = min(wanted.jobs or os.cpu_count() or 1, len(_chosen))
+def _injected(chosen: Chosen, wanted: Wanted) -> Iterator[Injected]:
+    jobs = min(wanted.jobs or os.cpu_count() or 1, len(chosen))
     if jobs <= 1:
-        for name in _chosen:
-            yield _one(name, wanted)
+        for name, (contract, operator) in chosen.items():
+            yield _on_one_thread(name, contract, operator, wanted)
         return
     # The largest first: none of them is waited for alone at the end.
-    names = sorted(_chosen, key=lambda name: -len(_chosen[name][0].rules))
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork")) as pool:
+    names = sorted(chosen, key=lambda name: -len(chosen[name][0].rules))
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_started_with.update, initargs=(chosen,)) as pool:
         for future in as_completed([pool.submit(_one, name, wanted) for name in names]):
             yield future.result()
 
 
 def _one(name: str, wanted: Wanted) -> Injected:
+    return _on_one_thread(name, *_started_with[name], wanted)
+
+
+def _on_one_thread(name: str, contract: Contract, operator: Operator | None, wanted: Wanted) -> Injected:
+    """Several processes at once are faster so; afterwards torch has as many threads as before."""
     import torch  # noqa: PLC0415
 
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    contract, operator = _chosen[name]
-    return inject(name, contract, operator, seed=wanted.seed, valid=wanted.valid, case=wanted.case)
+    try:
+        return inject(name, contract, operator, seed=wanted.seed, valid=wanted.valid, case=wanted.case)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _show(out: Terminal, results: list[Injected], left_out: Sequence[tuple[str, str]], wanted: Wanted) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import tempfile
+import unittest
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -118,19 +119,27 @@ def _watched(item: pytest.Item) -> Generator[None, Any, Any]:
     if _watch not in item.config.stash:
         return (yield)
     watch = item.config.stash[_watch]
+    result, skipped = None, None
     try:
         result = yield
+    except (pytest.skip.Exception, unittest.SkipTest) as error:
+        skipped = error
     except BaseException:
-        watch.broken()  # it fails as it is
+        watch.broken()  # it fails as it is, or is expected to (pytest.xfail)
         raise
-    broken = watch.broken()
+    _fail_for(item, watch.broken(), "passed" if skipped is None else "was skipped")
+    if skipped is not None:
+        raise skipped
+    return result
+
+
+def _fail_for(item: pytest.Item, broken: list[str], ended: str) -> None:
     if broken and item.get_closest_marker("op_guard_expected") is None:
         lines = "\n".join(f"  {line}" for line in broken)
         pytest.fail(
-            f"rules were broken and the test passed; one that means to is marked op_guard_expected:\n{lines}",
+            f"rules were broken and the test {ended}; one that means to is marked op_guard_expected:\n{lines}",
             pytrace=False,
         )
-    return result
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

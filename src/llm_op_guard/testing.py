@@ -1,22 +1,21 @@
-"""For the tests of those who write contracts: violations again, from capsules."""
+"""For the tests of those who write contracts: calls made from a contract, and violations again, from capsules."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llm_op_guard.catalogue import contract_of
 from llm_op_guard.contract.model import Contract
-from llm_op_guard.errors import GUARD_ERRORS
 from llm_op_guard.faults import capsule as capsules
 from llm_op_guard.faults.build import build
 from llm_op_guard.faults.ingredients import ingredients
 from llm_op_guard.faults.mutants import mutants
 from llm_op_guard.faults.solve import valid_calls
 from llm_op_guard.guard.call import Call
-from llm_op_guard.guard.violation import Violation
+from llm_op_guard.guard.violation import Violation, error_class
 from llm_op_guard.replaying import contract_for, dressed
 from llm_op_guard.report.text import render
 
@@ -44,8 +43,7 @@ def replay(text: str, *, contract: str | None = None) -> None:
     replayed = capsules.replay(found, contract_for(found, contract)[1])
     violations = dressed(replayed)
     if violations:
-        named = next((violation.error for violation in violations if violation.error is not None), None)
-        raise GUARD_ERRORS[named or "ValueError"](render(violations), violations)
+        raise error_class(violations)(render(violations), violations)
 
 
 @dataclass(frozen=True)
@@ -72,6 +70,8 @@ class Case:
 def cases(target: Any, *, valid: int = 20, broken: int = 3, seed: int = 0) -> Callable[[Any], Any]:
     """Parametrise a test, which takes `case`, over calls made from a contract: valid ones, and some for every rule.
 
+    Promises (`returns`, `ensure`) have none: no call breaks them.
+
     `target` is something guarded, or a contract that `og.load` has read. `valid` is the number of valid calls,
     `broken` the most for a rule. Raises TypeError for another target.
     """
@@ -80,7 +80,7 @@ def cases(target: Any, *, valid: int = 20, broken: int = 3, seed: int = 0) -> Ca
     contract = target if isinstance(target, Contract) else contract_of(target)
     if contract is None:
         raise TypeError(f"cases takes something guarded, or a contract; not a {type(target).__name__}")
-    made_of = ingredients(contract)
+    made_of = replace(ingredients(contract), usual=True)
     right = valid_calls(made_of, seed, valid)
     found = [Case(judgement.call) for judgement in right]
     for rule, kinds in mutants(made_of, right, seed).items():

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from llm_op_guard.contract.parse import parse_body
 from llm_op_guard.contract.path import Path
-from llm_op_guard.faults.build import build
+from llm_op_guard.faults.build import Builder, Unbuildable, build
+from llm_op_guard.faults.judge import judge
 from llm_op_guard.guard.call import (
     Call,
     IdentitySpec,
@@ -23,6 +24,8 @@ from llm_op_guard.guard.call import (
     TensorSpec,
     TextSpec,
     TorchSpec,
+    answer_key,
+    asked,
     from_json,
     to_json,
 )
@@ -79,6 +82,10 @@ def test_json_and_back(call: Call) -> None:
     assert repr(from_json(json.loads(text))) == repr(call)  # repr: NaN is not equal to itself
 
 
+ONE = {"tensor": "float32", "shape": [1]}
+OBJECT: dict[str, Any] = {"object": "Module", "attributes": {}}
+
+
 @pytest.mark.parametrize(
     ("data", "says"),
     [
@@ -87,11 +94,32 @@ def test_json_and_back(call: Call) -> None:
         ({"arguments": {"q": {"cat": 1}}}, "q: not a value of a call"),
         ({"arguments": {"q": {"tuple": [{"number": "3e400000"}]}}}, r"q\[0\]: not a number"),
         ({"arguments": {}, "seed": "x"}, "the seed of a call is an integer"),
+        ({"arguments": {"q": {"number": ""}}}, "q: not a number"),
+        ({"arguments": {"q": {**ONE, "fill": 3}}}, "q: what fills a tensor is a list of numbers"),
+        ({"arguments": {"q": {**ONE, "fill": []}}}, "q: what fills a tensor is a list of numbers"),
+        ({"arguments": {"q": {**ONE, "fill": [None]}}}, "q: not a number"),
+        ({"arguments": {"q": {**ONE, "at": 3}}}, r"q: single elements are a list of \[place, number\]"),
+        ({"arguments": {"q": {**ONE, "at": [3]}}}, r"q: single elements are a list of \[place, number\]"),
+        ({"arguments": {"q": {**ONE, "at": [["0", 3]]}}}, r"q: single elements are a list of \[place, number\]"),
+        ({"arguments": {"q": {**ONE, "device": 3}}}, "q: a device is a text"),
+        ({"arguments": {"q": {**OBJECT, "answers": 3}}}, r'q: answers are {"function\(\)": value}'),
+        ({"arguments": {"q": {**OBJECT, "answers": {"length": 3}}}}, "'length' is no question about an object"),
+        ({"arguments": {"q": {**OBJECT, "answers": {"f(g())": 3}}}}, r"'f\(g\(\)\)' is no question about an object"),
     ],
 )
 def test_what_is_no_call_says_where(data: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         from_json(data)
+
+
+@given(st.lists(st.integers() | st.booleans() | st.text() | st.floats(allow_nan=False, allow_infinity=False)))
+def test_a_question_is_read_as_it_was_written(arguments: list[Any]) -> None:
+    assert asked(answer_key("recall", tuple(arguments))) == ("recall", tuple(arguments))
+
+
+def test_an_empty_tensor_may_be_filled_with_nothing() -> None:
+    data = {"arguments": {"q": {"tensor": "float32", "shape": [0], "fill": []}}}
+    assert build(from_json(data))["q"].shape == (0,)
 
 
 def test_the_same_call_makes_the_same_arguments() -> None:
@@ -113,8 +141,43 @@ def test_strides(strides: tuple[int, int]) -> None:
 def test_meta_tensors_may_have_any_size() -> None:
     made = build(Call((("x", TensorSpec("float32", (1 << 31, 4), "meta")),)))["x"]
     assert made.shape == (1 << 31, 4)
-    with pytest.raises(ValueError, match="too large to be made here"):
+    with pytest.raises(Unbuildable, match="too large to be made here"):
         build(Call((("x", TensorSpec("float32", (1 << 31, 4))),)))
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        (TensorSpec("float3", (2,)), "torch has no dtype float3"),
+        (TensorSpec("nn", (2,)), "torch has no dtype nn"),
+        (TorchSpec("dtype", "cat"), "torch has no dtype cat"),
+        (TorchSpec("device", "nowhere"), "device 'nowhere': "),
+        (TensorSpec("float32", (2,), "nowhere"), "on nowhere: "),
+        (TensorSpec("float32", (1 << 63,), "meta"), "no tensor has such sizes and strides"),
+        (TensorSpec("float32", (1,), "meta", strides=(1 << 63,)), "no tensor has such sizes and strides"),
+        (TensorSpec("float32", (2, 3), strides=(1,)), "no tensor has such sizes and strides"),
+        (TensorSpec("float32", (1 << 32, 1 << 32), "meta"), "overflow"),
+        (TensorSpec("float32", (2,), strides=(1 << 24,)), "too large to be made here"),
+        (TensorSpec("int64", (2,), fill=(float("inf"),)), "infinity"),
+        (TensorSpec("int64", (2,), at=((0, 1 << 63),)), "verflow"),
+        (TensorSpec("uint1", (2,)), "not implemented for 'UInt1'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_made_here(spec: Any, says: str) -> None:
+    call = Call((("x", spec),))
+    with pytest.raises(Unbuildable, match=says):
+        build(call)
+    assert judge(contract("require(x is None)", "x"), call) is None
+
+
+def test_a_slip_of_ours_is_nothing_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slip(self: Builder, spec: ObjectSpec, where: str) -> Any:
+        return spec.nothing  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(Builder, "_object", slip)
+    with pytest.raises(AttributeError, match="nothing"):
+        judge(contract("require(x.n > 0)", "x"), Call((("x", ObjectSpec("object", (("n", 1),))),)))
 
 
 def test_capture_keeps_what_the_contract_reads_and_no_contents() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import random
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,15 @@ from llm_op_guard.catalogue import contract_of, shipped
 from llm_op_guard.cli import main
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.parse import parse_body
+from llm_op_guard.faults import build, outcome
 from llm_op_guard.faults.ingredients import ingredients
-from llm_op_guard.faults.injection import INTENDED, Injected, inject, summary
+from llm_op_guard.faults.injection import INTENDED, MISSED, Checked, Injected, inject, summary
+from llm_op_guard.faults.judge import judge
 from llm_op_guard.faults.mutants import breakable, mutants
 from llm_op_guard.faults.operators import Operator
-from llm_op_guard.faults.solve import valid_calls
+from llm_op_guard.faults.outcome import Trial, outcomes
+from llm_op_guard.faults.solve import _to_blame, valid_calls
+from llm_op_guard.guard.call import Call, IdentitySpec, ObjectSpec
 from llm_op_guard.guard.explain import explain
 
 ROPE = """
@@ -113,26 +119,82 @@ def test_what_becomes_of_calls_without_a_guard() -> None:
     assert summary([result])["caught"] == len(result.cases)
 
 
+def test_a_clear_error_names_what_the_rule_reads() -> None:
+    def operator(x: torch.Tensor, scale: float, norm: Any, mode: str) -> torch.Tensor:
+        if not scale < 4:
+            raise ValueError("scale has to be less than 4")
+        if not norm.eps < 4:
+            raise ValueError("eps has to be less than 4")
+        if mode != "left":
+            raise ValueError("x cannot be turned that way")
+        return x
+
+    rules = "require(scale < 4, id='first')\nrequire(norm.eps < 4, id='second')\nrequire(mode == 'left', id='x')"
+    result = injected(f"x: floating[N]\n{rules}\nscale: float", "x", "scale", "norm", "mode", operator=operator)
+    kinds = {(case.rule, case.unguarded.kind) for case in result.cases if case.unguarded.text.startswith("ValueError")}
+    assert {("first", "clear error"), ("second", "clear error"), ("x", "obscure error")} <= kinds
+    assert not kinds & {("first", "obscure error"), ("second", "obscure error"), ("x", "clear error")}
+
+
+def test_changes_that_cannot_be_made_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "MOST_ELEMENTS", 8)  # a ninth element is too many
+    result = injected("x: any[N]", "x")
+    assert result.to_dict()["changed_calls_that_cannot_be_made_here"] == result.unbuildable > 0
+
+
+def test_a_comparison_that_fails_is_no_fault_of_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slip(right: list[Any], found: list[Any]) -> Any:
+        raise ZeroDivisionError("nothing to compare")
+
+    monkeypatch.setattr(outcome, "_difference", slip)
+    call = Call((("n", 1),))
+    with pytest.raises(RuntimeError, match="comparing the results of n=1: ZeroDivisionError: nothing to compare"):
+        list(outcomes(Operator("operator", lambda n: n), [Trial(call, call)]))
+
+
 def test_a_rule_that_nothing_needs_is_called_too_strict() -> None:
     result = injected("x: floating[N]\nrequire(n < 4, id='idle')\nn: int", "x", "n", operator=lambda x, n: x)
     assert "idle" in result.lenient
 
 
-def test_a_check_that_misses_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    from llm_op_guard.faults import injection
+def test_an_answer_that_is_an_identity_is_that_of_the_object_or_of_another() -> None:
+    made = ingredients(contract("require(recall(cache, 'by') == identity(self))", "self", "cache"))
+    found = valid_calls(made, 0, 20)
+    assert answers(judgement.call for judgement in found) >= {(("recall('by')", IdentitySpec("self")),)}
+    (broken,) = mutants(made, found, 0).values()
+    assert answers(mutant.call for mutant in broken) == {(("recall('by')", IdentitySpec()),)}
 
-    monkeypatch.setattr(injection.Checked, "__call__", lambda self, call: [])
-    result = injected("require(n < 4, id='n')\nn: int", "n")
-    assert result.count(injection.MISSED) == len(result.cases) > 0
+
+def answers(calls: Iterable[Call]) -> set[Any]:
+    caches = [dict(call.arguments)["cache"] for call in calls]
+    return {cache.answers for cache in caches if isinstance(cache, ObjectSpec) and cache.answers}
 
 
-def test_a_check_that_stops_valid_calls_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    from llm_op_guard.faults import injection
+def test_what_is_to_blame_is_what_the_taken_branch_reads() -> None:
+    branches = contract(
+        "if side == 'left':\n    require(m > 3, id='r')\nelif side == 'right':\n    require(n > 3, id='r')",
+        *("side", "m", "n"),
+    )
+    made = ingredients(branches)
+    for side, other in (("left", "m"), ("right", "n")):
+        judgement = judge(branches, Call((("side", side), ("m", 0), ("n", 0))))
+        assert judgement is not None
+        assert [str(choice.path) for choice in _to_blame(made, judgement, random.Random(0))] == [other]
 
-    strict = contract("require(n < 2, id='n')", "n")
-    real = injection.Checked
-    monkeypatch.setattr(injection, "Checked", lambda _: real(strict))
-    result = injected("require(n < 4, id='n')\nn: int", "n")
+
+BELOW_FOUR = "require(n < 4, id='n')\nn: int"
+
+
+def test_a_check_that_misses_is_reported() -> None:
+    check = Checked(contract("n: int", "n"))
+    result = inject("operator", contract(BELOW_FOUR, "n"), None, valid=20, check=check)
+    assert not result.false_alarms
+    assert result.count(MISSED) == sum(case.rule == "n" for case in result.cases) > 0
+
+
+def test_a_check_that_stops_valid_calls_is_reported() -> None:
+    check = Checked(contract("require(n < 2, id='n')", "n"))
+    result = inject("operator", contract(BELOW_FOUR, "n"), None, valid=20, check=check)
     assert result.false_alarms and result.false_alarms[0].message.startswith("operator: n = ")
 
 
@@ -196,6 +258,18 @@ def test_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
     assert main(["inject", str(file), "--valid", "20", "--case", case["id"]]) == 0
     assert case["message"] in capsys.readouterr().out
+
+
+def test_torch_has_as_many_threads_as_before(tmp_path: Path) -> None:
+    file = tmp_path / "mine.contract"
+    file.write_text("def half(n):\n    require(n % 2 == 0)\n")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert main(["inject", str(file), "--valid", "2"]) == 0
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_a_guarded_function(

@@ -148,7 +148,7 @@ def test_none_is_the_default_where_it_is_so_in_the_valid_call() -> None:
         return x.sum(dim=axis - 0)
 
     without, given = (Call((("x", TensorSpec("float32", (2, 3))), ("axis", axis))) for axis in (None, 0))
-    trials = [Trial(without, without, ""), Trial(without, given, "axis")]
+    trials = [Trial(without, without), Trial(without, given, ("axis",))]
     assert [outcome.kind for outcome in outcomes(Operator("operator", operator), trials)] == [
         "harmless",
         "obscure error",

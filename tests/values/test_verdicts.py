@@ -172,6 +172,14 @@ def test_pieces_are_the_tensor_in_row_order() -> None:
     assert all(piece.part.shape[-1] == 5 for piece in pieces.pieces(x, whole_rows=True, most=2))
 
 
+def test_rows_without_elements_are_taken_apart_too() -> None:
+    x = torch.empty(7, 3, 0)
+    found = list(pieces.pieces(x, whole_rows=True, most=6))
+    assert [tuple(piece.part.shape) for piece in found] == [(2, 3, 0)] * 3 + [(1, 3, 0)]
+    assert verdicts.live_rows(x) is plain.live_rows(x) is False
+    assert next(pieces.pieces(x, most=6)).part is x
+
+
 def test_one_read_of_a_tensor_serves_several_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     x, read = torch.randn(4), []
     monkeypatch.setattr(extremes, "_readers", lambda: {x.dtype: lambda x: read.append(x) or (-1.0, 1.0)})

@@ -415,6 +415,11 @@ def rules_of(clause: Clause) -> Iterator[Rule]:
                     yield Rule(f"{path}.{aspect}", clause.cost_class, statement.reason.certain, statement)
 
 
+def clauses_of(contract: Contract, rule: str) -> list[Clause]:
+    """The statements that stand for a rule: one of each branch that has it."""
+    return [clause for clause in contract.clauses if any(said.id == rule for said in rules_of(clause))]
+
+
 def _aspects(declared: Type) -> Iterator[str]:
     """What can be wrong with a declared value: its type; of a tensor, also what the type says of it."""
     if not any(a == ScalarType("object") for a in declared.alternatives):

@@ -9,7 +9,16 @@ from llm_op_guard.contract.model import Contract
 from llm_op_guard.faults.build import build
 from llm_op_guard.faults.ingredients import Ingredient
 from llm_op_guard.guard.bind import Bindings
-from llm_op_guard.guard.call import Call, ObjectSpec, Spec, answer_key
+from llm_op_guard.guard.call import Call, IdentitySpec, ObjectSpec, Spec, answer_key
+
+# Lengths and numbers of rows, which are asked for, are mostly larger than the sizes of small tensors: one that few of
+# those have, and one beyond nearly all of them.
+LENGTHS = (7, 96)
+
+
+def identities(asked: Ingredient) -> list[Spec]:
+    """The answers to a question that is compared with an identity: that one, and another; none for other questions."""
+    return [] if asked.identity_of is None else [IdentitySpec(str(asked.identity_of)), IdentitySpec()]
 
 
 def with_answer(call: Call, asked: Ingredient, answer: Spec, contract: Contract) -> Call:

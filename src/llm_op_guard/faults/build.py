@@ -21,23 +21,26 @@ from llm_op_guard.guard.call import (
     TensorSpec,
     TextSpec,
     TorchSpec,
+    asked,
     row_order,
 )
 from llm_op_guard.guard.functions import StandIn
 
-_RECALLED = "recall("
 # More elements than that are made on the device "meta" only.
 MOST_ELEMENTS = 1 << 24
+# More than torch counts elements with.
+_BEYOND_INT64 = 1 << 63
 
 
-def build(call: Call, *, device: str | None = None) -> dict[str, Any]:
-    """The arguments of a call; `device` takes the place of those that its tensors are on.
+class Unbuildable(ValueError):  # noqa: N818 - it is no error: this machine is another
+    """Arguments that cannot be made on this machine: a dtype or device that it lacks, a tensor too large."""
 
-    Raises RuntimeError, as torch does, for a tensor that cannot be made here, and ValueError for one too large.
-    """
+
+def build(call: Call) -> dict[str, Any]:
+    """The arguments of a call. Raises Unbuildable for what cannot be made here."""
     import torch  # noqa: PLC0415 - only who makes tensors needs it
 
-    builder = Builder(torch, call.seed, device)
+    builder = Builder(torch, call.seed)
     made = {name: builder.built(spec, name) for name, spec in call.arguments}
     for owner, name, fact in builder.facts:
         memory.remember(owner, [name], {name: builder.fact(fact, made)})
@@ -47,9 +50,8 @@ def build(call: Call, *, device: str | None = None) -> dict[str, Any]:
 class Builder:
     """What makes the values of one call; `facts` are what is to be remembered of the objects that it made."""
 
-    def __init__(self, torch: Any, seed: int, device: str | None = None) -> None:
+    def __init__(self, torch: Any, seed: int) -> None:
         self.torch = torch
-        self.device = device
         self.facts: list[tuple[Any, str, Spec]] = []
         self._seed = seed
 
@@ -68,9 +70,9 @@ class Builder:
             case TextSpec(length=length):
                 return "x" * length
             case TorchSpec(kind="dtype", name=name):
-                return getattr(self.torch, name)
+                return self._dtype(name)
             case TorchSpec(name=name):
-                return self.torch.device(self.device or name)
+                return self._device(name)
             case IdentitySpec():
                 return None
         return spec
@@ -91,29 +93,58 @@ class Builder:
         made = StandIn(**{name: self.built(part, f"{where}.{name}") for name, part in spec.attributes})
         answers = {}
         for key, part in spec.answers:
-            if key.startswith(_RECALLED):
-                self.facts.append((made, key.removeprefix(_RECALLED).strip(")'"), part))
-            else:
-                answers[key] = self.built(part, f"{where}: {key}")
+            match self._asked(key):
+                case ("recall", (str() as fact,)):
+                    self.facts.append((made, fact, part))
+                case _:
+                    answers[key] = self.built(part, f"{where}: {key}")
         if answers:
             made._answers = answers
         return made
 
+    def _asked(self, key: str) -> tuple[str, tuple[Any, ...]]:
+        try:
+            return asked(key)
+        except ValueError as error:  # an argument that is no literal: NaN
+            raise Unbuildable(str(error)) from None
+
+    def _dtype(self, name: str) -> Any:
+        found = getattr(self.torch, name, None)
+        if not isinstance(found, self.torch.dtype):
+            raise Unbuildable(f"torch has no dtype {name}")
+        return found
+
+    def _device(self, name: str) -> Any:
+        try:
+            return self.torch.device(name)
+        except RuntimeError as error:
+            raise Unbuildable(f"device {name!r}: {error}") from None
+
     def _tensor(self, spec: TensorSpec, where: str) -> Any:
-        torch, place = self.torch, self.device or spec.device
-        dtype = getattr(torch, spec.dtype)
-        strides = spec.strides or row_order(spec.shape)
+        strides = row_order(spec.shape) if spec.strides is None else spec.strides
+        if len(strides) != len(spec.shape) or any(size >= _BEYOND_INT64 for size in (*spec.shape, *strides)):
+            raise Unbuildable(f"{spec}: no tensor has such sizes and strides")
+        dtype = self._dtype(spec.dtype)
+        try:
+            return self._of(spec, dtype, strides, where)
+        # Whatever torch says of a kind, a number or a device that it cannot do here; of TypeError and the like, which
+        # are ours, nothing is made.
+        except (RuntimeError, ValueError, OverflowError, MemoryError, AssertionError) as error:
+            raise Unbuildable(f"{spec}: {error}") from error
+
+    def _of(self, spec: TensorSpec, dtype: Any, strides: tuple[int, ...], where: str) -> Any:
+        torch, place = self.torch, spec.device
         if place == "meta":
             return torch.empty_strided(spec.shape, strides, dtype=dtype, device="meta")
         if spec.elements > MOST_ELEMENTS:
-            raise ValueError(f"{spec}: too large to be made here")
+            raise Unbuildable("too large to be made here")
         flat = self._elements(spec, dtype, where)
         if spec.strides is None:
             return flat.reshape(spec.shape).to(place)
         pairs = list(zip(spec.shape, strides, strict=True))
         reach = 1 + sum((size - 1) * stride for size, stride in pairs if size > 1)
         if reach > MOST_ELEMENTS:
-            raise ValueError(f"{spec}: too large to be made here")
+            raise Unbuildable("too large to be made here")
         storage = torch.zeros(max(reach, 1), dtype=dtype)
         made = storage.as_strided(spec.shape, strides)
         if all(stride > 0 or size <= 1 for size, stride in pairs):

@@ -13,14 +13,14 @@ from typing import Any
 
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.path import Path
+from llm_op_guard.contract.validate import clauses_of
 from llm_op_guard.errors import LlmOpGuardError
 from llm_op_guard.faults.edits import edits_at
 from llm_op_guard.faults.ingredients import Ingredient, ingredients
 from llm_op_guard.faults.judge import Judgement, judge
 from llm_op_guard.faults.solve import hints_of
 from llm_op_guard.guard.call import Call, Entry, Spec, TensorSpec, TorchSpec, from_json, to_json
-from llm_op_guard.guard.capture import expressions_of
-from llm_op_guard.guard.reads import reads_of
+from llm_op_guard.guard.reads import expressions_of, reads_of
 from llm_op_guard.guard.violation import Violation
 
 FORMAT = 1
@@ -81,18 +81,14 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **loaded}
 
 
-def capsule_of(violation: Violation, also: tuple[Violation, ...] = ()) -> Capsule:
-    """The capsule of a violation; `also` are the others of the same call.
-
-    Raises CapsuleError for a violation of which the call is not known.
-    """
+def capsule_of(violation: Violation) -> Capsule:
+    """The capsule of a violation. Raises CapsuleError for one of which the call is not known."""
     if violation.call is None:
         raise CapsuleError(f"{violation.summary}: the call of this violation could not be kept as data")
     site = violation.call_site
     place = "" if site is None else f"{PurePath(site.file).name}:{site.line} in {site.function}"
-    rules = dict.fromkeys([violation.rule_id, *(other.rule_id for other in also)])
     return Capsule(
-        violation.contract_id, violation.contract_hash, violation.operator, violation.site, tuple(rules),
+        violation.contract_id, violation.contract_hash, violation.operator, violation.site, (violation.rule_id,),
         violation.observed, violation.expected, place, versions(), violation.call,
     )  # fmt: skip
 
@@ -130,9 +126,8 @@ def _recorded(text: str) -> Iterator[Any]:
 def _of_diagnosis(found: Any) -> Any:
     if not isinstance(found, dict) or not isinstance(found.get("call"), dict):
         return None
-    names = {"contract_id": "contract", "rule_id": "rules"}
-    data = {names.get(name, name): value for name, value in found.items()}
-    return {**data, "capsule": FORMAT, "rules": [found.get("rule_id")], "place": "", "versions": {}}
+    named = {"contract": found.get("contract_id"), "rules": [found.get("rule_id")]}
+    return {**found, **named, "capsule": FORMAT, "place": "", "versions": {}}
 
 
 def _capsule(data: dict[str, Any]) -> Capsule:
@@ -151,7 +146,7 @@ def _capsule(data: dict[str, Any]) -> Capsule:
         raise CapsuleError('"versions" of a capsule are names and texts')
     try:
         call = from_json(data.get("call"))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise CapsuleError(f"the call of the capsule cannot be read: {error}") from None
     known = {name: str(text) for name, text in texts.items()}
     return Capsule(**known, rules=tuple(rules), place=str(data.get("place", "")), versions=told, call=call)
@@ -287,8 +282,7 @@ class _Search:
         wrong |= {self._wanted[0]} if self._tells_of_another(judgement) else set()
         if not wrong:
             return []
-        statements = [rule.statement for rule in self._contract.rules if rule.id in wrong]
-        clauses = [c for c in self._contract.clauses if any(c.statement is statement for statement in statements)]
+        clauses = [clause for rule in sorted(wrong) for clause in clauses_of(self._contract, rule)]
         nodes = [node for clause in clauses for node in expressions_of(clause)]
         # Of a test that could not be made (`if first(x) > 1`) there is no statement.
         decisive = {choice.path for choice in self._made_of.read_by(nodes)} & self._read if clauses else self._read

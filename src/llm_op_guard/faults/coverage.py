@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from llm_op_guard.contract.model import Contract, Declare, TensorType
+from llm_op_guard.contract.model import Clause, Contract, Declare, TensorType
 from llm_op_guard.contract.path import Path
 from llm_op_guard.faults.ingredients import dtypes_of
 from llm_op_guard.faults.judge import Judgement
 from llm_op_guard.guard.bind import committed
+from llm_op_guard.guard.call import TensorSpec
 from llm_op_guard.guard.reading import INAPPLICABLE
 
 
@@ -21,18 +22,22 @@ def untried(contract: Contract, valid: Iterable[Judgement]) -> list[str]:
     return list(wanted)
 
 
-def untried_dtypes(contract: Contract, valid: Iterable[Judgement]) -> list[tuple[Path, str]]:
-    """The dtypes that a declared tensor has in none of these calls, and where it stands."""
-    seen = {(path, spec.dtype) for judgement in valid for path, spec in judgement.call.tensors()}
-    wanted = [
-        (clause.statement.path, dtype)
-        for clause in contract.clauses
+def untried_dtypes(contract: Contract, valid: Iterable[Judgement]) -> list[tuple[Clause, Path, str]]:
+    """The dtypes that a declared tensor has in none of these calls: its statement, where it stands, the dtype."""
+    wanted = {
+        (number, dtype): (clause, clause.statement.path, dtype)
+        for number, clause in enumerate(contract.clauses)
         if isinstance(clause.statement, Declare) and not clause.after_call
         for alternative in clause.statement.type.alternatives
         if isinstance(alternative, TensorType) and alternative.dtype_symbol is None
         for dtype in dtypes_of(alternative, {})
-    ]
-    return [one for one in dict.fromkeys(wanted) if one not in seen]
+    }
+    for judgement in valid:
+        for number, (clause, path, _) in {number: found for (number, _), found in wanted.items()}.items():
+            spec = judgement.call.get(path)
+            if isinstance(spec, TensorSpec) and judgement.bindings.applies(clause):
+                wanted.pop((number, spec.dtype), None)
+    return list(wanted.values())
 
 
 def _allowed(contract: Contract) -> Iterator[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llm_op_guard.contract.path import Path
-from llm_op_guard.faults.ingredients import SMALL_NUMBERS, Ingredient, Ingredients, misspelling
+from llm_op_guard.faults.ingredients import SMALL_NUMBERS, Ingredient, Ingredients
 from llm_op_guard.guard.call import (
     Call,
     MappingSpec,
@@ -21,6 +21,7 @@ from llm_op_guard.guard.call import (
     row_order,
 )
 from llm_op_guard.guard.reading import UNSET
+from llm_op_guard.guard.reads import misspelling
 
 # The dtypes that one is taken for most easily.
 NEIGHBOURS = {
@@ -113,7 +114,7 @@ def resized(call: Call, size: int, other: int) -> Call:
 def of_dtypes(call: Call) -> Iterator[Edit]:
     """All tensors of one dtype in another one."""
     for dtype in dict.fromkeys(spec.dtype for _, spec in call.tensors()):
-        for other in NEIGHBOURS.get(dtype, ("float32", "int64")):
+        for other in dict.fromkeys((*NEIGHBOURS.get(dtype, ()), "float32", "int64")):
             changed = call
             for path, spec in call.tensors():
                 if spec.dtype == dtype:
@@ -188,7 +189,7 @@ def _kind_of_number(spec: Spec | Any, number: int | float) -> str:
 
 def _of_tensor(spec: TensorSpec, made_of: Ingredients, hints: tuple[int, ...]) -> Iterator[tuple[str, TensorSpec]]:
     yield from ((kind, replace(spec, shape=shape, strides=None, at=())) for kind, shape in _shapes(spec.shape, hints))
-    for dtype in dict.fromkeys((*NEIGHBOURS.get(spec.dtype, ("float32", "int64")), *made_of.dtypes)):
+    for dtype in dict.fromkeys((*NEIGHBOURS.get(spec.dtype, ()), "float32", "int64", *made_of.dtypes)):
         if dtype != spec.dtype:
             yield "neighbouring dtype", replace(spec, dtype=dtype, at=(), fill=None if "float" in dtype else spec.fill)
     if spec.device == "cpu":
@@ -197,7 +198,7 @@ def _of_tensor(spec: TensorSpec, made_of: Ingredients, hints: tuple[int, ...]) -
         yield "gaps between elements", replace(spec, strides=tuple(2 * stride for stride in row_order(spec.shape)))
     if len(spec.shape) > 1 and spec.elements:
         strides = row_order(spec.shape)
-        yield "transposed strides", replace(spec, strides=_transposed(spec.shape))
+        yield "transposed strides", replace(spec, strides=transposed(spec.shape))
         for axis, size in enumerate(spec.shape):
             if size > 1:
                 yield "expanded strides", replace(spec, strides=(*strides[:axis], 0, *strides[axis + 1 :]))
@@ -228,8 +229,8 @@ def _shapes(shape: tuple[int, ...], hints: tuple[int, ...]) -> Iterator[tuple[st
         for hint in hints[:8]:
             if hint != size:
                 yield f"another size in axis {axis}", (*shape[:axis], hint, *shape[axis + 1 :])
-    if shape:
-        yield "no dimensions", ()
+    for rank in range(min(3, len(shape) - 1)):
+        yield "the last dimensions alone" if rank else "no dimensions", shape[len(shape) - rank :]
     for axis in range(len(shape)):
         yield "rank - 1", (*shape[:axis], *shape[axis + 1 :])
         for other in range(axis + 1, len(shape)):
@@ -242,7 +243,7 @@ def _shapes(shape: tuple[int, ...], hints: tuple[int, ...]) -> Iterator[tuple[st
     yield "rank + 1", (2, *shape)
 
 
-def _transposed(shape: tuple[int, ...]) -> tuple[int, ...]:
+def transposed(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The strides of a tensor that was made with its last two axes exchanged."""
     *rest, before, last = row_order((*shape[:-2], shape[-1], shape[-2]))
     return (*rest, last, before)

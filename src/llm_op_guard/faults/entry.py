@@ -11,7 +11,7 @@ from llm_op_guard.contract.path import Path
 from llm_op_guard.contract.walk import paths_in_type
 from llm_op_guard.faults.build import build
 from llm_op_guard.guard.bind import Bindings
-from llm_op_guard.guard.call import Call, TensorSpec
+from llm_op_guard.guard.call import Call, TensorSpec, TorchSpec
 from llm_op_guard.guard.capture import Known
 from llm_op_guard.guard.reading import Snapshot, kept, snapshot
 
@@ -60,11 +60,5 @@ def _models(contract: Contract) -> list[Path]:
 def _snapshot(spec: TensorSpec | None) -> Snapshot | None:
     if spec is None:
         return None
-    made = build(Call((("model", replace(spec, device="meta")),)))["model"]
-    return Snapshot(made.dtype, made.shape, made.device if spec.device == "meta" else _device(spec.device))
-
-
-def _device(name: str) -> Any:
-    import torch  # noqa: PLC0415 - only who makes tensors needs it
-
-    return torch.device(name)
+    made = build(Call((("model", replace(spec, device="meta")), ("device", TorchSpec("device", spec.device)))))
+    return Snapshot(made["model"].dtype, made["model"].shape, made["device"])

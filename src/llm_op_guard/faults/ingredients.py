@@ -16,17 +16,14 @@ from llm_op_guard.contract.model import (
     DtypeName,
     DtypeSet,
     Like,
-    Rule,
     TensorType,
     Type,
 )
 from llm_op_guard.contract.path import Path, path_of
-from llm_op_guard.contract.validate import rules_of
 from llm_op_guard.contract.vocabulary import DTYPE_NAMES
 from llm_op_guard.contract.walk import declared_paths, tensor_types
-from llm_op_guard.guard.capture import asked_of_objects, expressions_of, texts_spelt
 from llm_op_guard.guard.evaluate import dtype_values
-from llm_op_guard.guard.reads import Read, read_at, reads_of
+from llm_op_guard.guard.reads import asked_of_objects, expressions_of, reads_of, reads_of_items, texts_spelt
 
 Kind = Literal["tensor", "plain", "object", "answer"]
 
@@ -40,20 +37,23 @@ DTYPES = tuple(name for name in DTYPE_NAMES if name not in ("float4_e2m1fn_x2", 
 class Ingredient:
     """One thing to choose in a call: what stands at a path, or (`answer`) what a function says of the object there.
 
-    `types` are the types that it is declared as, in any branch.
+    `types` are the types that it is declared as, in any branch. An answer that is compared with an identity
+    (`recall(cache, "filled_by") == identity(self)`) is one, mostly that of the object at `identity_of`.
     """
 
     path: Path
     kind: Kind
     types: tuple[Type, ...] = ()
     question: ast.Call | None = None
+    identity_of: Path | None = None
 
 
 @dataclass(frozen=True)
 class Ingredients:
     """All there is to choose in calls of a contract; `numbers` and `texts` are those that its text spells.
 
-    `named` are the paths of dicts whose keys are looked at.
+    `named` are the paths of dicts whose keys are looked at. With `usual` calls are sketched as most calls are, in
+    dtypes that operators are mostly called with.
     """
 
     contract: Contract
@@ -62,14 +62,7 @@ class Ingredients:
     texts: tuple[str, ...]
     named: frozenset[Path]
     dtypes: tuple[str, ...]
-
-    def clauses_of(self, rule: Rule) -> list[Clause]:
-        """The statements that a rule stands for: one may stand in several branches."""
-        return [
-            clause
-            for clause in self.contract.clauses
-            if any(said.id == rule.id for said in rules_of(clause)) and not clause.after_call
-        ]
+    usual: bool = False
 
     def mentioned(self, clause: Clause) -> list[Ingredient]:
         """What a rule depends on, its conditions aside."""
@@ -84,7 +77,7 @@ class Ingredients:
         wanted = {
             read.path
             for node in self._with_assigned(expressions)
-            for read in (*reads_of(node, self.contract), *_read_of_items(node))
+            for read in (*reads_of(node, self.contract), *reads_of_items(node))
         }
         symbols = {name.id for node in expressions for name in ast.walk(node) if isinstance(name, ast.Name)}
         for clause in self.contract.clauses:
@@ -121,7 +114,7 @@ def ingredients(contract: Contract) -> Ingredients:
             for path, kind in declared_paths(clause.statement.path, clause.statement.type):
                 declared.setdefault(path, []).append(kind)
         for node in expressions_of(clause):
-            for read in (*reads_of(node, contract), *_read_of_items(node)):
+            for read in (*reads_of(node, contract), *reads_of_items(node)):
                 aspects.setdefault(read.path, set()).add(read.aspect)
     named = frozenset(_named(contract))
     # A dict answers for itself which of its names are misspelt.
@@ -140,9 +133,12 @@ def ingredients(contract: Contract) -> Ingredients:
         Ingredient(path, _kind(path, paths, declared, aspects, owners), tuple(declared.get(path, ()))) for path in paths
     ]
     questions: dict[str, Ingredient] = {}
+    identities = dict(_compared_with_identities(contract))
     for path, node in asked:
         if isinstance(node.func, ast.Name) and node.func.id != "identity":
-            questions.setdefault(ast.unparse(node), Ingredient(path, "answer", question=node))
+            text = ast.unparse(node)
+            asks = Ingredient(path, "answer", question=node, identity_of=identities.get(text))
+            questions.setdefault(text, asks)
     constants = [
         node.value
         for clause in contract.clauses
@@ -162,35 +158,19 @@ def ingredients(contract: Contract) -> Ingredients:
     return Ingredients(contract, (*choices, *questions.values()), tuple(numbers), tuple(texts), named, tuple(dtypes))
 
 
-def misspelling(name: str) -> str:
-    """A name with its second letter left out."""
-    return name[:1] + name[2:]
-
-
-def _read_of_items(expression: ast.expr) -> Iterator[Read]:
-    """What is read of an item whose index is worked out.
-
-    `layers[layer_idx].is_sliding` reads as of the first two items, `kwargs[misspelt(kwargs, "labels")].shape` as of one
-    that is misspelt.
-    """
-    for node in ast.walk(expression):
-        steps: list[str] = []
-        inner = node
-        while isinstance(inner, ast.Attribute):
-            steps.insert(0, inner.attr)
-            inner = inner.value
-        if not steps or not isinstance(inner, ast.Subscript) or path_of(inner) is not None:
-            continue
-        owner = path_of(inner.value)
-        keys: list[str | int] = [0, 1]
-        match inner.slice:
-            case ast.Slice() | ast.Tuple():
-                continue
-            case ast.Call(func=ast.Name(id="misspelt"), args=[_, *names]):
-                keys = [misspelling(str(name.value)) for name in names if isinstance(name, ast.Constant)]
-        if owner is not None:
-            for key in keys:
-                yield read_at(Path(owner.root, (*owner.steps, (key,), *steps)), "object")
+def _compared_with_identities(contract: Contract) -> Iterator[tuple[str, Path]]:
+    """What is compared with `identity(...)`, as text, and the object whose identity it is."""
+    for clause in contract.clauses:
+        for expression in expressions_of(clause):
+            for node in ast.walk(expression):
+                match node:
+                    case (
+                        ast.Compare(left=other, comparators=[ast.Call(func=ast.Name(id="identity"), args=[owner])])
+                        | ast.Compare(left=ast.Call(func=ast.Name(id="identity"), args=[owner]), comparators=[other])
+                    ):
+                        path = path_of(owner)
+                        if path is not None:
+                            yield ast.unparse(other), path
 
 
 def _named(contract: Contract) -> Iterator[Path]:

@@ -9,13 +9,14 @@ from typing import Any
 
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.unbreakable import unbreakable
+from llm_op_guard.contract.validate import clauses_of
 from llm_op_guard.errors import GuardError
 from llm_op_guard.faults.build import build
 from llm_op_guard.faults.capsule import TWO_KILOBYTES, Replayed, retried
 from llm_op_guard.faults.coverage import untried
-from llm_op_guard.faults.ingredients import ingredients
+from llm_op_guard.faults.ingredients import Ingredients, ingredients
 from llm_op_guard.faults.judge import Judgement, judge
-from llm_op_guard.faults.mutants import Mutant, breakable, is_huge, mutants
+from llm_op_guard.faults.mutants import Mutant, is_huge, mutants
 from llm_op_guard.faults.operators import Operator
 from llm_op_guard.faults.outcome import EMPTY, Outcome, Trial, outcomes
 from llm_op_guard.faults.promises import returned
@@ -74,8 +75,9 @@ class FalseAlarm:
 class Injected:
     """What injection into one contract came to.
 
-    `valid_calls` were made, `changed_calls` are changes of them that turned out to be valid; of what the contract
-    allows, `untried` is in none of the former. `rules` counts what can be broken, `unbroken` are those for which no
+    `valid_calls` were made, `changed_calls` are changes of them that turned out to be valid, `unbuildable` counts
+    those of which no arguments can be made on this machine; of what the contract allows, `untried` is in none of the
+    valid calls. `rules` counts what can be broken, `unbroken` are those for which no
     mutant was found, `unbreakable` has the reasons why no call breaks others. `lenient` are those whose mutants are all
     harmless without a guard: they may be too strict. `capsules` are those of one mutant of each rule, replayed.
     `refused` counts, by error, the valid calls that the operator itself did not take.
@@ -85,6 +87,7 @@ class Injected:
     rules: int
     valid_calls: int
     changed_calls: int
+    unbuildable: int
     untried: tuple[str, ...]
     cases: tuple[Case, ...]
     false_alarms: tuple[FalseAlarm, ...]
@@ -106,6 +109,7 @@ class Injected:
             "caught_by_intended_rule": self.count(INTENDED),
             "valid_calls": self.valid_calls,
             "changed_valid_calls": self.changed_calls,
+            "changed_calls_that_cannot_be_made_here": self.unbuildable,
             "not_tried_in_valid_calls": list(self.untried),
             "false_alarms": [{"call": alarm.call, "message": alarm.message} for alarm in self.false_alarms],
             "rules_without_mutant": list(self.unbroken),
@@ -202,6 +206,28 @@ class Checked:
         return list(self._collector.violations)
 
 
+class _Passing:
+    """Has the guard look at calls that break nothing, and counts them."""
+
+    def __init__(self, contract: str, check: Checked) -> None:
+        self._contract = contract
+        self._check = check
+        self.alarms: list[FalseAlarm] = []
+        self.changed = self.unbuildable = 0
+
+    def valid(self, judgement: Judgement) -> None:
+        for violation in self._check.told(judgement.call, dict(judgement.arguments))[:1]:
+            self.alarms.append(FalseAlarm(self._contract, str(judgement.call), violation.summary))
+
+    def change(self, judgement: Judgement | None) -> None:
+        """A change of a valid call, whatever it breaks; None where it cannot be made here."""
+        if judgement is None:
+            self.unbuildable += 1
+        elif not judgement.broken:
+            self.changed += 1
+            self.valid(judgement)
+
+
 def inject(
     name: str,
     contract: Contract,
@@ -210,41 +236,33 @@ def inject(
     seed: int = 0,
     valid: int = 200,
     case: str | None = None,
+    check: Checked | None = None,
 ) -> Injected:
-    """Make valid calls and mutants of a contract, and try them with its guard and, where there is one, its operator."""
+    """Make valid calls and mutants of a contract, and try them with its guard and, where there is one, its operator.
+
+    `check` takes the place of the contract's own.
+    """
     started = time.perf_counter()
     made_of = ingredients(contract)
-    checked = Checked(contract)
+    checked = check or Checked(contract)
     right = valid_calls(made_of, seed, valid)
     refused: dict[str, int] = {}
     running = right
     if operator is not None:
         right, running, refused = _runnable_first(operator, [*_specimens(contract, operator), *right])
     late = returned(contract, right, seed)
-    alarms: list[FalseAlarm] = []
-
-    def pass_by(judgement: Judgement) -> None:
-        for violation in checked.told(judgement.call, dict(judgement.arguments))[:1]:
-            alarms.append(FalseAlarm(name, str(judgement.call), violation.summary))
-
+    passing = _Passing(name, checked)
     for judgement in (*right, *late.kept):
-        pass_by(judgement)
+        passing.valid(judgement)
     # Of a mutant more is learnt where its origin runs.
-    changed_calls = 0
-
-    def pass_by_too(judgement: Judgement) -> None:
-        nonlocal changed_calls
-        changed_calls += 1
-        pass_by(judgement)
-
-    made = mutants(made_of, running, seed, pass_by_too)
+    made = mutants(made_of, running, seed, passing.change)
     if running != right and not all(made.values()):
         others = mutants(made_of, right, seed)
         made = {rule: kinds or others[rule] for rule, kinds in made.items()}
     made |= late.broken
     chosen = [mutant for kinds in made.values() for mutant in kinds if case is None or mutant.id == case]
-    arguments = {rule.id: _argument(contract, rule.id) for rule in breakable(contract)}
-    trials = [Trial(m.call, m.origin, arguments[m.rule]) for m in chosen if m.call.entry is None]
+    read = {rule.id: _read(made_of, rule.id) for rule in contract.rules}
+    trials = [Trial(m.call, m.origin, read[m.rule]) for m in chosen if m.call.entry is None]
     found = outcomes(operator, trials) if operator is not None else _nowhere(len(trials))
     cases, replayed = [], {}
     for mutant in chosen:
@@ -254,19 +272,20 @@ def inject(
         if mine is not None and mutant.rule not in replayed:
             replayed[mutant.rule] = retried(mine, contract)
     return Injected(
-        name,
-        len(made),
-        len(right) + len(late.kept),
-        changed_calls,
-        tuple(untried(contract, right)),
-        tuple(cases),
-        tuple(alarms),
-        tuple(rule for rule, kinds in made.items() if not kinds),
-        unbreakable(contract),
-        tuple(replayed.values()),
-        operator.site if operator is not None else "",
-        refused,
-        time.perf_counter() - started,
+        contract=name,
+        rules=len(made),
+        valid_calls=len(right) + len(late.kept),
+        changed_calls=passing.changed,
+        unbuildable=passing.unbuildable,
+        untried=tuple(untried(contract, right)),
+        cases=tuple(cases),
+        false_alarms=tuple(passing.alarms),
+        unbroken=tuple(rule for rule, kinds in made.items() if not kinds),
+        unbreakable=unbreakable(contract),
+        capsules=tuple(replayed.values()),
+        operator=operator.site if operator is not None else "",
+        refused=refused,
+        seconds=time.perf_counter() - started,
     )
 
 
@@ -277,7 +296,7 @@ def _runnable_first(
     # An operator may make contents for tensors that have none, and take as long as their sizes say.
     huge = [judgement for judgement in valid if is_huge(judgement.call)]
     valid = [judgement for judgement in valid if not is_huge(judgement.call)]
-    found = list(outcomes(operator, [Trial(judgement.call, judgement.call, "") for judgement in valid]))
+    found = list(outcomes(operator, [Trial(judgement.call, judgement.call) for judgement in valid]))
     refused: dict[str, int] = {}
     for outcome in found:
         if outcome.kind not in _TAKEN:
@@ -309,10 +328,11 @@ def _case(name: str, mutant: Mutant, violations: list[Violation], outcome: Outco
     )
 
 
-def _argument(contract: Contract, rule: str) -> str:
-    """What a clear error about a rule would name: the argument that it begins with."""
-    first = rule.split("[", maxsplit=1)[0].split(".", maxsplit=1)[0]
-    return first if first in contract.parameters else next(iter(contract.parameters), "")
+def _read(made_of: Ingredients, rule: str) -> tuple[str, ...]:
+    """What a clear error about a rule would name: one of the arguments, or of their attributes, that it reads."""
+    paths = [choice.path for clause in clauses_of(made_of.contract, rule) for choice in made_of.mentioned(clause)]
+    steps = [step for path in paths for step in (path.root, *path.steps[-1:])]
+    return tuple(dict.fromkeys(step for step in steps if isinstance(step, str)))
 
 
 def summary(results: list[Injected]) -> dict[str, int]:

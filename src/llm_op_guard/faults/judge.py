@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from llm_op_guard.contract.model import Clause, Condition, Contract, Declare, Require
-from llm_op_guard.faults.build import build
+from llm_op_guard.faults.build import MOST_ELEMENTS, Unbuildable, build
 from llm_op_guard.faults.entry import known_again
 from llm_op_guard.guard.bind import Bindings
 from llm_op_guard.guard.call import Call
@@ -105,9 +105,12 @@ class Judgement:
 
 def judge(contract: Contract, call: Call) -> Judgement | None:
     """What the contract says of a call; None for a call that cannot be made on this machine."""
+    # Without elements, too: rows of none are still rows.
+    if any(spec.device != "meta" and max(spec.shape, default=0) > MOST_ELEMENTS for _, spec in call.tensors()):
+        return None
     try:
         arguments, before = build(call), known_again(contract, call)
-    except (RuntimeError, ValueError, TypeError, OverflowError, MemoryError, AttributeError, AssertionError):
+    except Unbuildable:
         return None
     if before is None:
         return Judgement(contract, call, arguments, Explanation(contract, arguments))

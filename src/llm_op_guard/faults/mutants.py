@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from llm_op_guard.contract.model import Clause, Contract, Rule
 from llm_op_guard.contract.path import Path
 from llm_op_guard.contract.unbreakable import unbreakable
-from llm_op_guard.faults.answers import with_answer
+from llm_op_guard.contract.validate import clauses_of
+from llm_op_guard.faults.answers import LENGTHS, identities, with_answer
 from llm_op_guard.faults.build import MOST_ELEMENTS
 from llm_op_guard.faults.edits import Edit, edits_at, of_dtypes, of_sizes, of_the_batch, swaps
 from llm_op_guard.faults.ingredients import Ingredient, Ingredients
@@ -32,7 +33,7 @@ _LARGEST_SIZE = 4096
 MOST_OF_A_RULE = 12
 # For one that a single change does not break alone, so often a way is looked for from one of so many of the nearest
 # valid calls, so many steps far; for each step so many changes are tried.
-_ATTEMPTS = 6
+_ATTEMPTS = 10
 _NEAREST = 3
 _STEPS = 8
 _TRIES = 25
@@ -63,11 +64,12 @@ def breakable(contract: Contract) -> list[Rule]:
 
 
 def mutants(
-    made_of: Ingredients, valid: list[Judgement], seed: int, passed: Callable[[Judgement], None] | None = None
+    made_of: Ingredients, valid: list[Judgement], seed: int, told: Callable[[Judgement | None], None] | None = None
 ) -> dict[str, list[Mutant]]:
     """By rule, the mutants found: those that break the fewest other rules first, each of another kind.
 
-    `passed` is told of the changed calls that break nothing.
+    Each change of a valid call is `told`, None where it cannot be made here: they are not kept, as their tensors are
+    large together.
     """
     rules = breakable(made_of.contract)
     found: dict[str, dict[str, Mutant]] = {rule.id: {} for rule in rules}
@@ -79,10 +81,10 @@ def mutants(
             if edit.call not in judged:
                 judged.add(edit.call)
                 new = judge(made_of.contract, edit.call)
+                if told is not None:
+                    told(new)
                 if new is not None:
                     _keep(found, new, edit, judgement.call)
-                    if passed is not None and not new.broken:
-                        passed(new)
     random_of = random.Random(seed)
     for rule in rules:
         if not any(not mutant.others for mutant in found[rule.id].values()):
@@ -103,7 +105,7 @@ def all_edits(made_of: Ingredients, judgement: Judgement, others: list[Judgement
         if choice.kind != "answer":
             yield from edits_at(judgement.call, choice, made_of, hints)
         else:
-            for answer in (*made_of.numbers, 0, 1, 7, 96, *hints, True, False):
+            for answer in identities(choice) or (*made_of.numbers, 0, 1, *LENGTHS, *hints, True, False):
                 yield from _of_answer(made_of, judgement, choice, answer)
         if choice.kind == "object":
             for other in others:
@@ -160,7 +162,7 @@ def _searched(
 
     At each step what stands in the way is changed: the first condition that is not met, then the rule itself.
     """
-    for clause in made_of.clauses_of(rule):
+    for clause in clauses_of(made_of.contract, rule.id):
         nearest = sorted(valid, key=lambda judgement: judgement.away_from_breaking(clause))
         for attempt in range(_ATTEMPTS):
             if not nearest:
@@ -187,8 +189,8 @@ def _nearer(
     else:
         options = made_of.mentioned(clause)
         if rule.id in now.broken:  # what else is broken is in the way
-            others = [other for other in made_of.contract.rules if other.id in now.broken and other.id != rule.id]
-            options = [choice for other in others for c in made_of.clauses_of(other) for choice in made_of.mentioned(c)]
+            others = [c for other in now.broken if other != rule.id for c in clauses_of(made_of.contract, other)]
+            options = [choice for other in others for choice in made_of.mentioned(other)]
     if not options:
         return None
     away, as_near = _away(now, clause, rule.id), None

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from llm_op_guard.faults.build import Unbuildable
 from llm_op_guard.faults.operators import Operator
 from llm_op_guard.faults.specimen import Unmade
 from llm_op_guard.guard.call import Call
 from llm_op_guard.policy import disable
 
-Kind = Literal["clear error", "obscure error", "silent", "harmless", "died", "hung", "not run"]
+Kind = Literal["clear error", "obscure error", "error", "silent", "harmless", "died", "hung", "not run"]
 
 # A call that takes longer than that hangs.
 SECONDS = 20.0
@@ -24,7 +25,10 @@ EMPTY = "the result is empty"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of an unguarded call; `text` is the error, or how far off the result is."""
+    """What became of an unguarded call; `text` is the error, or how far off the result is.
+
+    An error is clear or obscure where it is known what it ought to name.
+    """
 
     kind: Kind
     text: str = ""
@@ -32,15 +36,15 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Trial:
-    """A call to try, the valid one that it was made from, if any, and the argument that a clear error would name."""
+    """A call to try, the valid one that it was made from, if any, and the names of which a clear error has one."""
 
     call: Call
     origin: Call | None
-    argument: str
+    names: tuple[str, ...] = ()
 
 
 def outcomes(operator: Operator, trials: list[Trial]) -> Iterator[Outcome]:
-    """What each of the calls comes to, in order."""
+    """What each of the calls comes to, in order. Raises what goes wrong with the comparison of results."""
     done = 0
     context = multiprocessing.get_context("fork")
     while done < len(trials):
@@ -54,7 +58,10 @@ def outcomes(operator: Operator, trials: list[Trial]) -> Iterator[Outcome]:
                     yield Outcome("hung", f"no result after {SECONDS:.0f} s")
                     done += 1
                     break
-                yield here.recv()
+                found = here.recv()
+                if isinstance(found, Exception):
+                    raise found  # a fault of ours: it is none of the operator's
+                yield found
                 done += 1
         except EOFError:
             child.join(1)
@@ -68,7 +75,7 @@ def outcomes(operator: Operator, trials: list[Trial]) -> Iterator[Outcome]:
 
 def alone(operator: Operator, call: Call) -> Outcome:
     """What one call comes to, with nothing to compare its result with."""
-    return next(iter(outcomes(operator, [Trial(call, None, "")])))
+    return next(iter(outcomes(operator, [Trial(call, None)])))
 
 
 def _run(operator: Operator, trials: list[Trial], results: Any) -> None:
@@ -80,12 +87,18 @@ def _run(operator: Operator, trials: list[Trial], results: Any) -> None:
     disable()  # what was guarded already is to be seen without its guard
     origins: dict[Call, Any] = {}
     for trial in trials:
-        if trial.origin is None:
-            results.send(_by_itself(_result(operator, trial.call)))
-            continue
-        if trial.origin not in origins:
+        if trial.origin is not None and trial.origin not in origins:
             origins[trial.origin] = _result(operator, trial.origin)
-        results.send(_compared(origins[trial.origin], _result(operator, trial.call, trial.origin), trial.argument))
+        found = _result(operator, trial.call, trial.origin)
+        try:
+            outcome = (
+                _by_itself(found) if trial.origin is None else _compared(origins[trial.origin], found, trial.names)
+            )
+        except Exception as error:
+            # As text: not every error survives being sent.
+            results.send(RuntimeError(f"comparing the results of {trial.call}: {type(error).__name__}: {error}"))
+            break
+        results.send(outcome)
     results.close()
 
 
@@ -111,22 +124,22 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _by_itself(found: Any) -> Outcome:
-    if isinstance(found, Unmade):
+    if isinstance(found, Unmade | Unbuildable):
         return Outcome("not run", str(found))
     if isinstance(found, Exception):
-        return Outcome("obscure error", _told(found))
+        return Outcome("error", _told(found))
     shapes = [str(list(value.shape)) for value in found if hasattr(value, "shape")]
     return Outcome("silent", f"it returns {' and '.join(shapes) or 'a value'}")
 
 
-def _compared(right: Any, found: Any, argument: str) -> Outcome:
+def _compared(right: Any, found: Any, names: tuple[str, ...]) -> Outcome:
     if isinstance(right, Exception):
         return Outcome("not run", f"the valid call fails here: {_told(right)}")
-    if isinstance(found, Unmade):
+    if isinstance(found, Unmade | Unbuildable):
         return Outcome("not run", str(found))
     if isinstance(found, Exception):
-        names = re.search(rf"\b{re.escape(argument.rpartition('.')[2])}\b", str(found)) if argument else None
-        return Outcome("clear error" if names else "obscure error", _told(found))
+        is_clear = any(re.search(rf"\b{re.escape(name)}\b", str(found)) for name in names)
+        return Outcome("clear error" if is_clear else "obscure error", _told(found))
     return _difference(right, found)
 
 

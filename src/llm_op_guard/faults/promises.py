@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from llm_op_guard.contract.model import Contract, Remember, Rule
 from llm_op_guard.contract.path import Path
+from llm_op_guard.contract.validate import clauses_of
 from llm_op_guard.faults.edits import Edit, edits_at
 from llm_op_guard.faults.entry import before_return, known_before
 from llm_op_guard.faults.ingredients import Ingredient, Ingredients, ingredients
@@ -107,9 +108,9 @@ def _search(
     random_of: random.Random,
 ) -> None:
     """Several changes of a result in a row, until the promise is broken."""
-    clause = next(clause for clause in made_of.contract.clauses if clause.statement is rule.statement)
     options: list[Ingredient] = [
         choice
+        for clause in clauses_of(made_of.contract, rule.id)
         for choice in made_of.mentioned(clause) + made_of.read_by([test.test.node for test in clause.conditions])
         if choice.path.root == _RESULT.root
     ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,11 +36,11 @@ from llm_op_guard.contract.model import (
     Type,
 )
 from llm_op_guard.contract.path import Path
-from llm_op_guard.faults.answers import with_answer
+from llm_op_guard.contract.validate import clauses_of
+from llm_op_guard.faults.answers import LENGTHS, identities, with_answer
 from llm_op_guard.faults.coverage import untried_dtypes
-from llm_op_guard.faults.edits import an_edit_at, resized
+from llm_op_guard.faults.edits import an_edit_at, resized, transposed
 from llm_op_guard.faults.ingredients import (
-    DTYPES,
     SMALL_NUMBERS,
     Ingredient,
     Ingredients,
@@ -49,13 +49,13 @@ from llm_op_guard.faults.ingredients import (
 from llm_op_guard.faults.judge import Judgement, judge
 from llm_op_guard.guard.call import (
     Call,
-    IdentitySpec,
     MappingSpec,
     ObjectSpec,
     SequenceSpec,
     Spec,
     TensorSpec,
     TextSpec,
+    row_order,
 )
 from llm_op_guard.guard.evaluate import Values
 from llm_op_guard.guard.reading import INAPPLICABLE, UNSET, Broken
@@ -65,8 +65,10 @@ SIZES = (0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128
 # About where 32 bits end: sizes of tensors without contents.
 HUGE_SIZES = ((1 << 31) - 1, 1 << 31, (1 << 31) + 1)
 _USUAL = (1, 2, 3, 4, 6, 8)
+_USUAL_DTYPES = ("float32", "bfloat16", "float16", "int64", "bool")
 _CHANGES = 60
 _FEW_CHANGES = 12
+_MOST_ELEMENTS = 1 << 16
 _STARTS = 12
 _MOST_HINTS = 10
 
@@ -74,7 +76,8 @@ _MOST_HINTS = 10
 def valid_calls(made_of: Ingredients, seed: int, wanted: int, *, attempts: int | None = None) -> list[Judgement]:
     """So many different valid calls, or as many as are found; those first that reach most of the contract.
 
-    Every statement of the contract is reached by one if any attempt reached it.
+    Every statement of the contract is reached by one if any attempt reached it, and every dtype where not only `usual`
+    calls are made: for that there are more, if need be.
     """
     random_of = random.Random(seed)
     found: dict[Call, Judgement] = {}
@@ -99,8 +102,9 @@ def valid_calls(made_of: Ingredients, seed: int, wanted: int, *, attempts: int |
                 found[judgement.call] = judgement
                 for other in judgement.applied():
                     reached[other] = reached.get(other, 0) + 1
-    for path, dtype in untried_dtypes(made_of.contract, list(found.values())):
-        judgement = _of_dtype(made_of, path, dtype, list(found.values()), random_of)
+    for clause, path, dtype in () if made_of.usual else untried_dtypes(made_of.contract, list(found.values())):
+        reaching = [judgement for judgement in found.values() if judgement.bindings.applies(clause)]
+        judgement = _of_dtype(made_of, path, dtype, reaching, random_of)
         if judgement is not None:
             found[judgement.call] = judgement
     return sorted(
@@ -133,12 +137,15 @@ def _beside(
     if not sizes or random_of.random() < 0.4:
         call = changed(made_of, valid, random_of.choice(made_of.choices), random_of, tried)
         return _mended(made_of, call, random_of, changes=0) if call is not None else None
-    huge = random_of.random() < 0.1
+    huge = not made_of.usual and random_of.random() < 0.1
     other = _Sketch(made_of, random_of, {}, tried).pick("size", HUGE_SIZES if huge else SIZES)
     call = resized(valid.call, random_of.choice(sizes), other)
     if huge:
         for path, spec in call.tensors():
             call = call.put(path, replace(spec, device="meta"))
+    # All of these calls are kept: several sizes that are large would add up.
+    if any(spec.device != "meta" and spec.elements > _MOST_ELEMENTS for _, spec in call.tensors()):
+        return None
     return _mended(made_of, call, random_of, changes=_FEW_CHANGES)
 
 
@@ -193,10 +200,11 @@ def _reaching(
 
 def _to_blame(made_of: Ingredients, now: Judgement, random_of: random.Random) -> list[Ingredient]:
     """What one of the broken rules of a call depends on."""
-    rule = random_of.choice(now.broken)
-    statement = next((r.statement for r in made_of.contract.rules if r.id == rule), None)
-    clause = next((c for c in made_of.contract.clauses if c.statement is statement), None)
-    return made_of.mentioned(clause) if clause is not None else list(made_of.choices)
+    clauses = clauses_of(made_of.contract, random_of.choice(now.broken))
+    # Of a test that could not be made (`if first(x) > 1`) there is no statement.
+    if not clauses:
+        return list(made_of.choices)
+    return [choice for clause in clauses if now.bindings.applies(clause) for choice in made_of.mentioned(clause)]
 
 
 def changed(
@@ -248,7 +256,7 @@ def sketch(
     """A call that its types allow, as far as they say; `tried` counts what sketches were made of, to try the rest."""
     sketcher = _Sketch(made_of, random_of, {}, {} if tried is None else tried)
     # One size of a call is unusual at most: all of them would make tensors that take seconds.
-    if attempt % 24 == 21:
+    if attempt % 24 == 21 and not made_of.usual:
         sketcher.unusual, sketcher.device = HUGE_SIZES, "meta"
     elif attempt % 2 == 0:
         sketcher.unusual = SIZES
@@ -346,9 +354,7 @@ class _Sketch:
 
     def answered(self, call: Call, choice: Ingredient) -> Call:
         """The call with another answer to a question about an object, or with none."""
-        options: list[Spec] = [*self.made_of.numbers, *SMALL_NUMBERS, 7, 96, True, False]
-        if choice.question is not None and "filled_by" in str(choice.path):
-            options = [IdentitySpec()]
+        options = identities(choice) or [*self.made_of.numbers, *SMALL_NUMBERS, *LENGTHS, True, False]
         answer = None if self.random.random() < 0.25 else self.random.choice(options)
         return with_answer(call, choice, answer, self.contract)
 
@@ -426,7 +432,11 @@ class _Sketch:
                 case Size(expr=expr):
                     shape.append(self._size(expr))
         device = next((d.name for d in tensor.devices or () if isinstance(d, DeviceType)), self.device)
-        return TensorSpec(dtype, tuple(shape), device, fill=self._fill(dtype))
+        made = TensorSpec(dtype, tuple(shape), device, fill=self._fill(dtype))
+        if made.elements and self.random.random() < 0.1:  # not contiguous: every other element, or axes exchanged
+            apart = tuple(2 * stride for stride in row_order(made.shape))
+            return replace(made, strides=self.random.choice([apart, transposed(made.shape)] if shape[1:] else [apart]))
+        return made
 
     def _dtype(self, tensor: TensorType, call: Call) -> str:
         for dtype in tensor.dtypes:
@@ -436,7 +446,7 @@ class _Sketch:
         known = self.values.symbols.get(symbol) if symbol is not None else None
         if known is not None:
             return str(known).removeprefix("torch.")
-        found = str(self.pick(tensor.text, _usual_first(dtypes_of(tensor, {}), self.random)))
+        found = str(self.pick(tensor.text, self._usual_first(dtypes_of(tensor, {}))))
         if symbol is not None and len(tensor.dtypes) == 1 and isinstance(tensor.dtypes[0], DtypeSymbol):
             self.values.symbols[symbol] = found
         return found
@@ -460,9 +470,7 @@ class _Sketch:
             if self.contract.symbols.get(name) == "size" and name not in self.values.symbols:
                 yield name
 
-
-def _usual_first(dtypes: Iterable[str], random_of: random.Random) -> list[str]:
-    """Mostly those that operators are mostly called with."""
-    found = list(dtypes)
-    usual = [name for name in found if name in ("float32", "bfloat16", "float16", "int64", "bool")]
-    return usual if usual and random_of.random() < 0.7 else [name for name in found if name in DTYPES]
+    def _usual_first(self, found: list[str]) -> list[str]:
+        """Mostly those dtypes that operators are mostly called with."""
+        usual = [name for name in found if name in _USUAL_DTYPES]
+        return usual if usual and (self.made_of.usual or self.random.random() < 0.7) else found

@@ -6,7 +6,6 @@ reads is the call's. So an operator runs with the very tensors that its contract
 
 from __future__ import annotations
 
-import ast
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,12 +15,13 @@ from typing import Any
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.faults.build import Builder
 from llm_op_guard.guard import functions
-from llm_op_guard.guard.call import Call, MappingSpec, ObjectSpec, SequenceSpec, Spec, TensorSpec
-from llm_op_guard.guard.capture import capture, read_paths
+from llm_op_guard.guard.call import Call, MappingSpec, ObjectSpec, SequenceSpec, Spec, TensorSpec, asked
+from llm_op_guard.guard.capture import capture
 from llm_op_guard.guard.reading import UNSET, is_tensor, path_value
+from llm_op_guard.guard.reads import read_paths
 
 # What guards have seen of an object is nothing to an operator.
-_REMEMBERED = ("recall(", "filled_unseen(")
+_REMEMBERED = ("recall", "filled_unseen")
 # The contents of integer tensors up to that size are kept: ids, masks and positions mean something.
 _MOST_CONTENTS = 64
 
@@ -125,13 +125,13 @@ class _Over:
                 _put(real, name, new)
         for name in known.keys() - dict(spec.attributes).keys():
             _drop(real, name)
-        asked = {
+        wanted = {
             key: self._builder.built(part, f"{where}: {key}")
             for key, part in spec.answers
-            if not key.startswith(_REMEMBERED)
+            if asked(key)[0] not in _REMEMBERED
         }
-        if asked:
-            self._asked.append((real, asked, where))
+        if wanted:
+            self._asked.append((real, wanted, where))
         return real
 
     def answer(self, variants: Variants) -> None:
@@ -149,10 +149,9 @@ def _has_attributes(real: Any) -> bool:
 
 def _answers(owner: Any, wanted: Mapping[str, Any]) -> bool:
     for key, value in wanted.items():
-        name, _, given = key.partition("(")
-        arguments = ast.literal_eval(f"({given[:-1]},)") if given != ")" else ()
+        function, arguments = asked(key)
         try:
-            found = functions.IMPLEMENTATIONS[name](owner, *arguments)
+            found = functions.IMPLEMENTATIONS[function](owner, *arguments)
         except Exception:  # it does not apply to this object
             return False
         # Of a number in the place of a truth, contracts see the truth.

@@ -6,6 +6,7 @@ is immutable and JSON-ready. A tensor keeps its metadata, and of its elements on
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,8 +23,8 @@ Step = str | tuple[str | int]
 class TensorSpec:
     """A tensor without its contents.
 
-    `strides` is None where elements lie in row order without gaps. `fill` is what elements are made of: "noise", or
-    numbers that are repeated in row order; `at` are single elements, by their place in row order.
+    `strides` is None where elements lie in row order without gaps. `fill` are the numbers that elements
+    repeat in row order, None for noise; `at` are single elements, by their place in row order.
     """
 
     dtype: str
@@ -68,7 +69,7 @@ class ObjectSpec:
 
 @dataclass(frozen=True)
 class SequenceSpec:
-    """A tuple or list; `length` where items were left out."""
+    """A tuple or list."""
 
     kind: str
     items: tuple[Spec, ...]
@@ -230,6 +231,18 @@ def answer_key(function: str, arguments: tuple[Any, ...]) -> str:
     return f"{function}({', '.join(repr(argument) for argument in arguments)})"
 
 
+def asked(key: str) -> tuple[str, tuple[Any, ...]]:
+    """The function and the arguments of an `answer_key`. Raises ValueError for what is none."""
+    try:
+        node = ast.parse(key, mode="eval").body
+        match node:
+            case ast.Call(func=ast.Name(id=function), args=arguments, keywords=[]):
+                return function, tuple(ast.literal_eval(argument) for argument in arguments)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        pass
+    raise ValueError(f"{key!r} is no question about an object")
+
+
 def row_order(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The strides of a tensor whose elements lie in row order without gaps, as torch counts them."""
     strides, step = [], 1
@@ -330,24 +343,15 @@ def _spec(data: Any, where: str) -> Spec:
     if data is None or isinstance(data, bool | int | float | str):
         return data
     match data:
-        case {"number": str() as text}:
-            return _number(data, where) if text else None
+        case {"number": str()}:
+            return _number(data, where)
         case {"tensor": str() as dtype, "shape": list() as shape}:
-            rest: dict[str, Any] = data
-            return TensorSpec(
-                dtype,
-                _sizes(shape, where),
-                str(rest.get("device", "cpu")),
-                _sizes(rest["strides"], where) if "strides" in rest else None,
-                tuple(_number(value, where) for value in rest["fill"]) if "fill" in rest else None,
-                tuple((int(place), _number(value, where)) for place, value in rest.get("at", ())),
-            )
+            return _tensor(TensorSpec(dtype, _sizes(shape, where)), data, where)
         case {"object": str() as kind, "attributes": dict() as attributes}:
-            answers: dict[str, Any] = data.get("answers", {})
             return ObjectSpec(
                 kind,
                 tuple((name, _spec(part, f"{where}.{name}")) for name, part in attributes.items()),
-                tuple((name, _spec(part, f"{where}: {name}")) for name, part in answers.items()),
+                _answers(data.get("answers", {}), where),
             )
         case {"tuple": list() as items} | {"list": list() as items}:
             return SequenceSpec(
@@ -362,6 +366,40 @@ def _spec(data: Any, where: str) -> Spec:
         case {"dtype": str() as name} | {"device": str() as name}:
             return TorchSpec(next(iter(data)), name)
     raise ValueError(f"{where}: not a value of a call")
+
+
+def _tensor(tensor: TensorSpec, data: dict[str, Any], where: str) -> TensorSpec:
+    """A tensor of which dtype and shape are read, with the rest of what is said of it."""
+    match data.get("device", "cpu"):
+        case str() as device:
+            tensor = replace(tensor, device=device)
+        case _:
+            raise ValueError(f"{where}: a device is a text")
+    if "strides" in data:
+        tensor = replace(tensor, strides=_sizes(data["strides"], where))
+    match data.get("fill"):
+        case None:
+            pass
+        case list() as fill if fill or not tensor.elements:
+            tensor = replace(tensor, fill=tuple(_number(value, where) for value in fill))
+        case _:
+            raise ValueError(f"{where}: what fills a tensor is a list of numbers")
+    match data.get("at", []):
+        case list() as places if all(_is_place(place) for place in places):
+            return replace(tensor, at=tuple((place, _number(value, where)) for place, value in places))
+    raise ValueError(f"{where}: single elements are a list of [place, number]")
+
+
+def _is_place(data: Any) -> bool:
+    return isinstance(data, list) and len(data) == 2 and type(data[0]) is int
+
+
+def _answers(data: Any, where: str) -> tuple[tuple[str, Spec], ...]:
+    if not isinstance(data, dict):
+        raise ValueError(f'{where}: answers are {{"function()": value}}')
+    for key in data:
+        asked(key)
+    return tuple((key, _spec(part, f"{where}: {key}")) for key, part in data.items())
 
 
 def _sizes(data: Any, where: str) -> tuple[int, ...]:

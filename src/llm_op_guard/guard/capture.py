@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 import math
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from llm_op_guard.contract.model import Clause, Contract, Declare, LiteralType, Remember, Require
-from llm_op_guard.contract.path import Path, path_of
-from llm_op_guard.contract.vocabulary import FUNCTIONS
-from llm_op_guard.contract.walk import declared_paths
+from llm_op_guard.contract.model import Contract, Require
+from llm_op_guard.contract.path import Path
+from llm_op_guard.contract.validate import clauses_of
 from llm_op_guard.guard import functions, memory
 from llm_op_guard.guard.bind import Bindings
 from llm_op_guard.guard.call import (
@@ -33,7 +32,7 @@ from llm_op_guard.guard.call import (
 )
 from llm_op_guard.guard.elements import offenders
 from llm_op_guard.guard.reading import UNSET, Snapshot, is_a, is_tensor, number_now, path_value
-from llm_op_guard.guard.reads import reads_of
+from llm_op_guard.guard.reads import asked_of_objects, read_paths, texts_spelt
 
 # Of a container so many items are kept.
 MOST_ITEMS = 64
@@ -94,10 +93,10 @@ def _steps_below(contract: Contract) -> dict[str, list[tuple[Step, ...]]]:
 
 
 def _with_offenders(call: Call, contract: Contract, broken: Collection[str], bindings: Bindings) -> Call:
-    for rule in contract.rules:
-        if rule.id not in broken or not isinstance(rule.statement, Require):
+    for clause in (clause for rule in broken for clause in clauses_of(contract, rule)):
+        if not isinstance(clause.statement, Require) or not bindings.applies(clause):
             continue
-        for path, index, value in offenders(rule.statement.expr.node, bindings.values):
+        for path, index, value in offenders(clause.statement.expr.node, bindings.values):
             spec = call.get(path)
             if isinstance(spec, TensorSpec):
                 first = sum(i * s for i, s in zip(index, row_order(spec.shape), strict=False))
@@ -119,64 +118,6 @@ def _numbers(value: Any, spec: TensorSpec, index: tuple[int, ...], path: Path, b
         except Exception:  # what cannot be read is not kept
             return []
     return [number for number in found if isinstance(number, bool | int | float)]
-
-
-def expressions_of(clause: Clause) -> list[ast.expr]:
-    """The expressions of a clause that are judged: conditions, and what it requires, assigns or remembers."""
-    statement = clause.statement
-    nodes = [condition.test.node for condition in clause.conditions]
-    if isinstance(statement, Remember):
-        return nodes + [expr.node for _, expr in statement.facts]
-    return nodes if isinstance(statement, Declare) else [*nodes, statement.expr.node]
-
-
-def read_paths(contract: Contract) -> Iterator[Path]:
-    """Every path of the arguments that a contract declares or reads."""
-    for clause in contract.clauses:
-        if isinstance(clause.statement, Declare):
-            yield from (path for path, _ in declared_paths(clause.statement.path, clause.statement.type))
-        elif isinstance(clause.statement, Remember):
-            yield clause.statement.path
-        for node in expressions_of(clause):
-            for read in reads_of(node, contract):
-                yield read.path
-                if read.aspect in ("shape", "dtype", "device"):  # of what is no tensor it is an attribute as any other
-                    yield from (Path(read.path.root, (*read.path.steps, name)) for name in ("ndim", read.aspect))
-
-
-def asked_of_objects(contract: Contract) -> Iterator[tuple[Path, ast.Call]]:
-    """The functions that a contract asks about objects (`cache_length(cache)`), and where those stand."""
-    for clause in contract.clauses:
-        for expression in expressions_of(clause):
-            for node in ast.walk(expression):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
-                    function = FUNCTIONS.get(node.func.id)
-                    path = path_of(node.args[0])
-                    if function is not None and path is not None and function.arguments[0][1] == "owner":
-                        yield path, node
-
-
-def texts_spelt(contract: Contract) -> Iterator[str]:
-    """The texts that a contract spells: those alone may be kept of a call."""
-    for clause in contract.clauses:
-        for expression in expressions_of(clause):
-            for node in ast.walk(expression):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    yield node.value
-        if isinstance(clause.statement, Declare):
-            for alternative in clause.statement.type.alternatives:
-                if isinstance(alternative, LiteralType) and isinstance(alternative.value, str):
-                    yield alternative.value
-    yield from (part for value in contract.constants.values() for part in _texts(value))
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        yield from (text for part in (*value.keys(), *value.values()) for text in _texts(part))
-    elif isinstance(value, tuple | list):
-        yield from (text for part in value for text in _texts(part))
 
 
 class _Capture:

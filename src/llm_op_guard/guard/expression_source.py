@@ -169,9 +169,8 @@ class ExpressionWriter:
         codes: list[str] = []
         for part in parts:
             for name in self._tensors_read(part):
-                is_tensor = name in self.contract.tensors
+                own, is_tensor = self.names.own(name), name in self.contract.tensors
                 self.tested |= {Path(name)} if is_tensor else set()
-                own = self.names.own(name)
                 codes.append(f"isinstance({own}, _Tensor)" if is_tensor else f"{own} is not None")
             self.prepare(part)
             codes.append(atom(self._value(part)[0]) if len(parts) > 1 else self._value(part)[0])
@@ -179,11 +178,9 @@ class ExpressionWriter:
 
     def _tensors_read(self, node: ast.expr) -> list[str]:
         """Parameters of which a simple comparison reads what tensors have, and that may be something else."""
-        if not isinstance(node, ast.Compare):
-            return []
         return [
             part.value.id
-            for part in ast.walk(node)
+            for part in (ast.walk(node) if isinstance(node, ast.Compare) else ())
             if isinstance(part, ast.Attribute)
             and isinstance(part.value, ast.Name)
             and part.attr in _ASPECTS
@@ -337,7 +334,7 @@ class ExpressionWriter:
                 if path is not None and attr in _ASPECTS and (there := self._tensor_where_there(path)):
                     return f"{there}.{attr}"
                 self.fallible = True
-                is_tensor = path is not None and str(path) in self.contract.tensors and attr in _ASPECTS
+                is_tensor = str(path) in self.contract.tensors and attr in _ASPECTS
                 return f"{'_tensor' * is_tensor}_attribute({self._raw(owner)}, {attr!r})"
             case ast.Subscript(value=owner, slice=key):
                 self.fallible = True

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Self
 
 from llm_op_guard.contract.model import CostClass
+from llm_op_guard.errors import GUARD_ERRORS, GuardError
 from llm_op_guard.guard.call import Call, to_json
 
 
@@ -170,3 +172,9 @@ class Violation:
         data["bindings"] = [{"symbol": b.symbol, "value": b.value, "sources": list(b.sources)} for b in self.bindings]
         data["tensors"] = [{**asdict(t), "shape": list(t.shape)} for t in self.tensors]
         return data
+
+
+def error_class(violations: Iterable[Violation]) -> type[GuardError]:
+    """What is raised of these: the error that the first of them names that names one, or a GuardError."""
+    named = next((violation.error for violation in violations if violation.error is not None), None)
+    return GUARD_ERRORS[named or "ValueError"]

@@ -11,13 +11,13 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from llm_op_guard.contract.model import Contract
-from llm_op_guard.errors import GUARD_ERRORS, GuardError, GuardWarning
+from llm_op_guard.errors import GuardError, GuardWarning
 from llm_op_guard.guard.call import Call
 from llm_op_guard.guard.capture import Known, capture
 from llm_op_guard.guard.context import all_arguments, call_site, tensor_metadata, tensor_named
 from llm_op_guard.guard.guard import Guard
 from llm_op_guard.guard.ledger import last_seen
-from llm_op_guard.guard.violation import Violation
+from llm_op_guard.guard.violation import Violation, error_class
 from llm_op_guard.policy import Action, Policy, current, is_off
 from llm_op_guard.report.record import Record
 from llm_op_guard.report.text import render
@@ -201,8 +201,7 @@ def _captured(contract: Contract, arguments: Mapping[str, Any], broken: list[str
 
 
 def _error(violations: list[Violation]) -> GuardError:
-    named = next((v.error for v in violations if v.error is not None), None)
-    return GUARD_ERRORS[named or "ValueError"](_text(violations), violations)
+    return error_class(violations)(_text(violations), violations)
 
 
 def _text(violations: list[Violation]) -> str:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from llm_op_guard.faults.injection import INTENDED, MISSED, OTHER
 from llm_op_guard.report.page import (
     Cell,
     Node,
@@ -34,7 +35,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         ),
         *("size 1 in", "empty in", "another size in", "another size everywhere", "the shape of another"),
     ),
-    "axes": ("rank ", "axes ", "no dimensions"),
+    "axes": ("rank ", "axes ", "no dimensions", "the last dimensions"),
     "dtypes": ("neighbouring dtype", "another dtype"),
     "devices": ("meta device",),
     "strides": ("transposed strides", "expanded strides", "gaps "),
@@ -55,7 +56,7 @@ OTHER_KINDS = "other"
 _ALARMS, _OPEN = "false alarms", "not checked"
 
 # Worst first. What the guard made of a call: its look. What came of it without: what a case says, and a cell.
-_GUARDED = {"missed": "missed", "caught by another rule": "other", "caught by the intended rule": "caught"}
+_GUARDED = {MISSED: "missed", OTHER: "other", INTENDED: "caught"}
 _UNGUARDED = {
     "died": ("the process died", "died"),
     "hung": ("it hung", "hung"),
@@ -68,7 +69,7 @@ _UNGUARDED = {
 _NOT_RUN = "not run"
 _LONG_CALL = 80
 _GRAVE = ("died", "hung", "silent")
-_A_FINDING = "missed, caught by another rule, a false alarm, or a capsule that does not replay"
+_A_FINDING = f"{MISSED}, {OTHER}, a false alarm, or a capsule that does not replay"
 _FINDINGS = ("missed", "other", "alarm")
 _LEGEND = {
     "missed": "missed: the guard let a broken call pass; as a false alarm: it stopped a valid one",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -27,10 +28,12 @@ def pieces(x: Any, *, whole_rows: bool = False, most: int = MOST_ELEMENTS) -> It
 
 
 def _pieces(x: Any, at: tuple[int, ...], whole_rows: bool, most: int) -> Iterator[Piece]:
-    if x.numel() <= most or x.ndim <= whole_rows:
+    # Rows without elements have a verdict each all the same.
+    size = max(x.numel(), math.prod(x.shape[:-1])) if whole_rows else x.numel()
+    if size <= most or x.ndim <= whole_rows:
         yield Piece(at, 0, x)
         return
-    in_one = x.numel() // x.shape[0]
+    in_one = size // x.shape[0]
     if in_one > most:
         for number in range(x.shape[0]):
             yield from _pieces(x[number], (*at, number), whole_rows, most)

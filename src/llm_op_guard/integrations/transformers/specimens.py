@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from llm_op_guard.guard.call import asked
+
 # [batch, tokens, width], [batch, tokens] and [batch, heads, tokens, width] have these sizes throughout.
 BATCH, TOKENS, PAST, WIDTH, HEADS, VOCABULARY = 2, 3, 2, 16, 2, 16
 HEAD = WIDTH // HEADS
@@ -422,7 +424,7 @@ _IMPLEMENTATIONS = ("eager", "sdpa", "flash_attention_2", "flex_attention")
 
 def variants(owner: Any, wanted: Mapping[str, Any]) -> Iterator[None]:
     """Change a configuration, cache or model in place, step by step, to what functions of contracts shall say of it."""
-    if hasattr(owner, "_attn_implementation_internal") and any(key.startswith("makes_masks(") for key in wanted):
+    if hasattr(owner, "_attn_implementation_internal") and any(asked(key)[0] == "makes_masks" for key in wanted):
         for name in _IMPLEMENTATIONS:
             owner._attn_implementation_internal = name
             yield
@@ -441,9 +443,8 @@ def _caches(cache: Any, wanted: Mapping[str, Any]) -> Iterator[None]:
     many = wanted.get("cache_layers()", used)
     if any(type(number) is not int or number > _MOST for number in (length, used, many, capacity or 0)):
         return
-    room = (
-        [capacity] if capacity is not None else [None, *(key[13:-1] for key in wanted if key[:13] == "mask_columns(")]
-    )
+    columns = [given for function, given in map(asked, wanted) if function == "mask_columns"]
+    room = [capacity] if capacity is not None else [None, *(number for (number,) in columns)]
     for window in room:
         layers = [growing() if window is None else sliding(int(window)) for _ in range(many)]
         for layer in layers[:used]:
