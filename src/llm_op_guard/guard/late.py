@@ -16,6 +16,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from llm_op_guard.contract.model import Clause, Contract
+from llm_op_guard.contract.path import path_of
 from llm_op_guard.contract.vocabulary import FUNCTIONS
 from llm_op_guard.guard import elements
 from llm_op_guard.guard.context import caller
@@ -210,6 +211,9 @@ def _compared(call: ast.Call, op: type[ast.cmpop], other: ast.expr, node: ast.ex
 
 
 def _tensor(node: ast.expr, parts: Deferred) -> int | None:
+    path = path_of(node)
+    if path is None or not all(isinstance(step, str) for step in path.steps):
+        return None  # an item of a tensor is a part of it, and of a list an argument
     written = ast.unparse(node)
     return next((at for at, tensor in enumerate(parts.tensors) if ast.unparse(tensor) == written), None)
 
