@@ -171,6 +171,14 @@ class _Collector:
     def values_judged(self, _guard: Guard, _judged: bool) -> None:
         return None
 
+    def values_late(self, _guard: Guard, _judged: bool) -> None:
+        return None
+
+    def told_late(self, guard: Guard, violations: list[Violation], effective: Policy) -> GuardError | None:
+        del guard, effective
+        self.violations += violations
+        return None
+
     def repeated(self, _guard: Guard, _rule_ids: list[str]) -> bool:
         return False
 

@@ -47,14 +47,20 @@ def broken(node: ast.Call, values: Values) -> tuple[str, str, str | None] | None
     found = None if wording is None else _located(name, node, values)
     if wording is None or found is None:
         return _unlike(node, values) if name == "equal" else None
+    observed, expected, argument = told(node, found, values)
+    return observed + (_near_the_limit(values) if name == "finite" else ""), expected, argument
+
+
+def told(node: ast.Call, found: functions.Located, values: Values) -> tuple[str, str, str | None]:
+    """The same for what was found by somebody else: in `lowest(x)`, an element that is too low."""
+    name = _name(node)
+    wording = _RULES.get(name, _ELEMENT)
     parts = _arguments(name, node)
     texts = [text for element in found.elements for text in (_place(parts, element, values), str(element.value))]
     many = f"1 {wording.one}" if found.count == 1 else f"{found.count} {wording.many}, this one first"
     observed = f"{wording.element.format(*texts)} (of {found.total}, {many})"
     if found.note:
         observed += f"; {found.note}"
-    if name == "finite":
-        observed += _near_the_limit(values)
     return observed, wording.expected or _expected(name, node, values), _tensor(parts[found.elements[0].argument])
 
 
