@@ -377,7 +377,7 @@ def test_a_function_of_ones_own(
     script = tmp_path / "script.py"
     script.write_text("import importlib" + capsys.readouterr().out.partition("import importlib")[2])
     assert "size = (1, 1)\n" in script.read_text()
-    with pytest.raises(og.GuardError, match="scale: w.shape.0. = 4, expected D = 3"):
+    with pytest.raises(og.GuardError, match=r"scale: w.shape\[0\] = 4, expected D = 3"):
         runpy.run_path(str(script))
 
 
