@@ -22,7 +22,7 @@ INJECT_SAMPLE := functional:embedding functional:layer_norm functional:cross_ent
 	moe:router norm:rms_norm norm:gated_rms_norm norm:layer_norm_of_channels rope:apply_rotary_emb rope:apply_rotary_pos_emb_at_positions \
 	rope_vision:apply_rotary_embeddings
 
-.PHONY: help demo test browser zoo inject inject-sample transformers-suites test-transformers-4 lint format types bench bench-values docs support support-check support-draft clean
+.PHONY: help demo test browser triton zoo inject inject-sample transformers-suites test-transformers-4 lint format types bench bench-values docs support support-check support-draft clean
 help:
 	@echo "make demo    a tiny Llama with and without guards, then bad inputs side by side"
 	@echo "make test    the tests                           make zoo     every model type of Transformers, guarded and not"
@@ -30,6 +30,7 @@ help:
 	@echo "make inject-sample    the same for some contracts, as CI does"
 	@echo "make lint    ruff, fmt and check of contracts   make format  apply what can be applied"
 	@echo "make browser the pages of reports in Chromium"
+	@echo "make triton  the Triton kernel in its interpreter, and compiled for sm_80, sm_90 and sm_100, without a GPU"
 	@echo "make types   mypy --strict                      make bench   the benchmarks"
 	@echo "make bench-values    what it costs to look at every element of a tensor"
 	@echo "make docs    write the generated parts anew     make clean   remove .venv and caches"
@@ -46,6 +47,10 @@ test: $(READY)
 
 browser: $(VENV)/.browser
 	@$(BIN)/python -m pytest -m browser tests/browser
+
+triton: .venv-triton/.ready
+	@TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest -n auto --dist worksteal tests/values/test_late_answers.py
+	@.venv-triton/bin/python -m pytest -n auto --dist worksteal tests/values/test_kernel_compiles.py
 
 test-transformers-4: .venv-$(TRANSFORMERS_4)/.ready
 	@.venv-$(TRANSFORMERS_4)/bin/python -m pytest tests/transformers tests/test_transformers_support.py
@@ -120,6 +125,15 @@ $(READY): pyproject.toml constraints-dev.txt
 # What drives the Chromium that is installed: apt-get install chromium.
 $(VENV)/.browser: $(READY)
 	@$(BIN)/python -m pip install --quiet --constraint constraints-dev.txt --editable '.[browser]'
+	@touch $@
+
+# Triton, which takes 1 GB, and the rest from .venv.
+.venv-triton/.ready: $(READY)
+	@echo "setting up .venv-triton: Triton, and the rest from $(VENV)"
+	@test -x .venv-triton/bin/python || $(BIN)/python -m venv .venv-triton
+	@.venv-triton/bin/python -m pip install --quiet --constraint constraints-dev.txt triton
+	@echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \
+		> "$$(.venv-triton/bin/python -c 'import site; print(site.getsitepackages()[0])')/beside.pth"
 	@touch $@
 
 # Another Transformers and what it needs of its own; the rest, torch included, is that of .venv.

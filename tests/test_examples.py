@@ -91,5 +91,7 @@ def modules() -> list[str]:
 
 @pytest.mark.parametrize("name", modules())
 def test_docstring_examples(name: str) -> None:
+    if name == "llm_op_guard.values.kernel":
+        pytest.importorskip("triton", reason="Triton is not installed: make triton")
     failed, _ = doctest.testmod(importlib.import_module(name))
     assert failed == 0

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import llm_op_guard as og
-from llm_op_guard.policy import OFF, Action, Layer, Policy, Scoped, Setting, parse_environment
+from llm_op_guard.policy import OFF, Action, Layer, Policy, Scoped, Setting, Time, parse_environment
 
 
 def make() -> Any:
@@ -38,11 +38,20 @@ def stops(operator: Any, *arguments: Any) -> bool:
 
 def test_settings_are_an_action_a_time_or_both() -> None:
     assert Setting.parse("warn") == Setting(Action.WARN)
-    assert Setting.parse("sync") == Setting(Action.RAISE)
-    assert Setting.parse("warn,sync") == Setting.parse(" SYNC , warn ") == Setting(Action.WARN)
+    assert Setting.parse("sync") == Setting(Action.RAISE, Time.SYNC)
+    assert Setting.parse("warn,sync") == Setting.parse(" SYNC , warn ") == Setting(Action.WARN, Time.SYNC)
+    assert Setting.parse("warn,async,every=2") == Setting(Action.WARN, Time.ASYNC, every=2)
+    assert str(Setting.parse("async,warn")) == "warn,async"
 
 
-@pytest.mark.parametrize("bad", ["", "loud", "warn,raise", "sync,sync", "async", 3, ["warn"]])
+def test_only_values_can_be_judged_later() -> None:
+    with pytest.raises(og.PolicyError, match="A='async': async is for class B; metadata is judged in the call"):
+        og.set_policy(A="async")
+    with og.policy(B="warn,async"):
+        pass
+
+
+@pytest.mark.parametrize("bad", ["", "loud", "warn,raise", "sync,sync", "sync,async", 3, ["warn"]])
 def test_bad_settings(bad: Any) -> None:
     with pytest.raises(og.PolicyError):
         og.set_policy(A=bad)
@@ -153,7 +162,7 @@ def test_a_with_block_is_for_its_own_task() -> None:
 
 def test_the_environment() -> None:
     assert parse_environment("A=warn B=raise,sync default=record") == Layer(
-        Policy.of(A="warn", B="raise", default="record")
+        Policy.of(A="warn", B="raise,sync", default="record")
     )
     assert parse_environment("A=off x.*:A=warn y:B=off x.*:B=off") == Layer(
         Policy.of(A="off"), (Scoped(Policy.of(A="warn", B="off"), "x.*"), Scoped(Policy.of(B="off"), "y"))

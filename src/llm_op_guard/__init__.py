@@ -34,6 +34,7 @@ from llm_op_guard.nonfinite.finding import NonFinite
 from llm_op_guard.nonfinite.first import first_nonfinite
 from llm_op_guard.policy import disable, enable, policy, set_policy
 from llm_op_guard.predicates import predicate
+from llm_op_guard.values.late import flush, postmortem, watch, watch_uncaught
 from llm_op_guard.waivers import Waiver
 
 # A library leaves it to the program whether and where its log is written.
@@ -58,12 +59,14 @@ __all__ = [
     "disable",
     "enable",
     "first_nonfinite",
+    "flush",
     "guard",
     "ingress",
     "install",
     "installed",
     "load",
     "policy",
+    "postmortem",
     "predicate",
     "record",
     "record_to",
@@ -74,6 +77,8 @@ __all__ = [
     "verify",
     "waive",
     "waivers",
+    "watch",
+    "watch_uncaught",
 ]
 
 # LLM_OP_GUARD_INSTALL, for processes that a guarded one starts.

@@ -45,7 +45,7 @@ from llm_op_guard.policy import (
 from llm_op_guard.report.dispatch import Dispatcher
 from llm_op_guard.report.record import Record
 from llm_op_guard.report.sink import JsonLines
-from llm_op_guard.values import locate, texts, verdicts
+from llm_op_guard.values import late, locate, texts, verdicts
 from llm_op_guard.verification import Verification, asking, bound
 from llm_op_guard.waivers import Waiver, Waivers
 
@@ -485,10 +485,13 @@ def install_from_environment() -> None:
 
 
 def forget_surroundings() -> None:
-    """End recording and tracking, forget all waivers, read pyproject.toml and the environment again; for tests."""
+    """End recording and tracking, forget waivers and late verdicts, read pyproject.toml and the environment again; for
+    tests.
+    """
     global _environment_read, _track_read  # noqa: PLW0603
     record_to(None)
     track(on=False)
     _track_read = False
     _waivers.clear()
+    late.queue.forget()
     _environment_read = False

@@ -83,19 +83,36 @@ def guarded(target: str) -> tuple[Contract | None, Any]:
 
     Raises InstallError where the module cannot be imported, or holds nothing guarded of that name.
     """
-    module, _, name = target.partition(":")
-    if not name or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
+    module, _, name = target.rpartition(":")
+    if known := _contracts_beside(module):
+        near = suggestion(name, known)
+        raise InstallError(f"{module} has no contract {name!r}{near}; it has {', '.join(sorted(known))}")
+    if not module or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
         return None, None
     try:
         found: Any = importlib.import_module(module)
     except ImportError as error:
         raise InstallError(f"cannot import {module}: {error}") from None
+    except (Exception, SystemExit) as error:  # it is anybody's code
+        raise InstallError(f"cannot import {module}: it raises {type(error).__name__}: {error}") from error
     for part in name.split("."):
         found = getattr(found, part, None)
     contract = contract_of(found)
     if contract is None:
         raise InstallError(f"{target} is nothing that og.guard has guarded")
     return contract, found
+
+
+def _contracts_beside(file: str) -> set[str]:
+    """The names of the contracts in a file, shipped or not, where there is one."""
+    if file and Path(file).is_file():
+        return set(api.load(file))
+    found = set()
+    for name, contract in shipped().items():
+        stem = name.partition(":")[0]
+        if file in (stem, stem.partition("/")[2]):
+            found.add(contract.name)
+    return found
 
 
 def _of_file(wanted: str) -> dict[str, Contract]:

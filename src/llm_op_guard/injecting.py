@@ -50,16 +50,23 @@ _started_with: Chosen = {}
 
 
 def main(out: Terminal, complaints: Terminal, wanted: Wanted) -> bool:
-    """Inject, show and write; whether every mutant was caught, no valid call was stopped, and every capsule replays.
+    """Inject, write and show; whether every mutant was caught, no valid call was stopped, and every capsule replays.
+
+    A contract of which no valid call was found shows nothing, and is as bad.
 
     Raises InjectError for a target that is none, or files that cannot be written.
     """
     if find_spec("torch") is None:
         raise InjectError("injection makes tensors, which needs torch: pip install 'llm-op-guard[transformers]'")
     files = [file for file in (wanted.json_file, wanted.junit_file, wanted.html_file) if file is not None]
-    for file in files:
-        if not Path(file).resolve().parent.is_dir():
-            raise InjectError(f"cannot write {file}: there is no folder {Path(file).resolve().parent}")
+    for number, file in enumerate(files):
+        place = Path(file).resolve()
+        if not place.parent.is_dir():
+            raise InjectError(f"cannot write {file}: there is no folder {place.parent}")
+        if place.is_dir():
+            raise InjectError(f"cannot write {file}: it is a folder; name a file in it")
+        if place in (Path(other).resolve() for other in files[:number]):
+            raise InjectError(f"{file} is named for two formats; one would be lost")
     left_out: list[tuple[str, str]] = []
     chosen = _contracts(wanted, left_out)
     complaints.line(f"llm-op-guard: {len(chosen)} contracts, seed {wanted.seed}")
@@ -73,18 +80,21 @@ def main(out: Terminal, complaints: Terminal, wanted: Wanted) -> bool:
             f"there is no case {wanted.case!r} with --seed {wanted.seed} --valid {wanted.valid}: "
             "ids stand in the JSON of --json, with the seed and the number of valid calls"
         )
-    _show(out, results, left_out, wanted)
+    # First, since whoever reads the table may leave before its end.
     _write(results, left_out, wanted)
-    return not any(result.failed for result in results)
+    _show(out, results, left_out, wanted)
+    return not any(result.failed or not result.valid_calls for result in results)
 
 
 def _contracts(wanted: Wanted, left_out: list[tuple[str, str]]) -> Chosen:
     if not wanted.every and not wanted.targets:
         raise InjectError("name a contract, a FILE, FILE:OPERATOR or MODULE:FUNCTION, or say --all")
+    if wanted.every and wanted.targets:
+        raise InjectError(f"--all is every shipped contract: leave it out, or {', '.join(wanted.targets)}")
     shipped = catalogue.shipped()
     chosen = dict(shipped) if wanted.every else {}
     functions: Chosen = {}
-    for target in () if wanted.every else wanted.targets:
+    for target in wanted.targets:
         if named := catalogue.chosen(target, shipped):
             chosen |= named
             continue

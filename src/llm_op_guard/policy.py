@@ -1,8 +1,9 @@
 """What runs and what a violation does. The only reader of the environment.
 
-A policy gives each cost class a setting: an action (`raise`, `warn`, `record`, `off`), a time (`sync`), or both; a
-time alone means raise. Class B, which reads tensors, may have a pace as well: `every=10` is every tenth call of an
-operator, `sample=0.01` a call in a hundred by chance. Rules that protect a memory access keep no pace (`guard.pace`).
+A policy gives each cost class a setting: an action (`raise`, `warn`, `record`, `off`), a time (`sync`, `async`), or
+both; a time alone means raise. Class B, which reads tensors, may have a pace as well: `every=10` is every tenth call of
+an operator, `sample=0.01` a call in a hundred by chance. Rules that protect a memory access keep no pace (`guard.pace`)
+and are judged in the call, whatever the time (`guard.late`).
 Classes that it leaves open keep what was set before: by `set_policy`, by `LLM_OP_GUARD`, or by the guard's own
 defaults. `default=` says what becomes of the rules that only those defaults switch on.
 
@@ -44,17 +45,21 @@ class Action(StrEnum):
 
 
 class Time(StrEnum):
-    """When a rule is judged."""
+    """When the verdict on values is waited for: in the call, or not at all where they are on a CUDA device."""
 
     SYNC = "sync"
+    ASYNC = "async"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What happens with the rules of one class, and in which calls they are judged: every so many, or by chance."""
+    """What happens with the rules of one class, and in which calls they are judged: every so many, or by chance.
+
+    Without a time, it is `async` for values on a CUDA device and `sync` for others.
+    """
 
     action: Action
-    time: Time = Time.SYNC
+    time: Time | None = None
     every: int = 1
     sample: float = 1.0
 
@@ -83,11 +88,12 @@ class Setting:
             else:
                 known = ", ".join([*Action, *Time, "every=N", "sample=P"])
                 raise PolicyError(f"unknown or repeated {word!r} in the policy setting {text!r}; known: {known}")
-        return cls(action or Action.RAISE, time or Time.SYNC, **pace)
+        return cls(action or Action.RAISE, time, **pace)
 
     def __str__(self) -> str:
+        time = f",{self.time}" if self.time is not None else ""
         every = f",every={self.every}" if self.every != 1 else ""
-        return f"{self.action},{self.time}{every}{f',sample={self.sample:g}' if self.sample != 1 else ''}"
+        return f"{self.action}{time}{every}{f',sample={self.sample:g}' if self.sample != 1 else ''}"
 
 
 def _pace(word: str, text: str) -> dict[str, Any] | None:
@@ -132,6 +138,8 @@ class Policy:
                 setting = Setting.parse(text)
                 if setting.is_paced and name != "B":
                     raise PolicyError(f"{name}={str(text)!r}: a pace is for class B; metadata is judged in every call")
+                if setting.time is Time.ASYNC and name != "B":
+                    raise PolicyError(f"{name}={str(text)!r}: async is for class B; metadata is judged in the call")
                 parsed[name] = setting if name in CLASSES else setting.action
         return cls(**parsed)
 
@@ -305,12 +313,12 @@ def anywhere(defaults: Policy, names: Sequence[str] = ()) -> frozenset[str]:
         return frozenset(name for name in CLASSES if any(p.action(name) is not Action.OFF for p in policies))
 
 
-def is_paced(defaults: Policy, names: Sequence[str] = ()) -> bool:
-    """Whether rules of class B are left out of some calls in the process or in any `with` block that is open now."""
+def settings_of_values(defaults: Policy, names: Sequence[str] = ()) -> list[Setting]:
+    """The settings of class B in the process and in each `with` block that is open now."""
     with _state.lock:
         base = _state.base(names)
         policies = [_blocks(entered, names).over(base).over_defaults(defaults) for entered in ((), *_state.entered)]
-        return any(p.B is not None and p.B.is_paced for p in policies)
+        return [policy.B for policy in policies if policy.B is not None]
 
 
 def _blocks(entered: Sequence[Scoped], names: Sequence[str]) -> Policy:

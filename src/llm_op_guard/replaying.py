@@ -13,13 +13,17 @@ from llm_op_guard.contract.model import Contract
 from llm_op_guard.faults import capsule as capsules
 from llm_op_guard.faults.capsule import Capsule, CapsuleError, Replay
 from llm_op_guard.faults.entry import before_return
+from llm_op_guard.faults.made_up import made_up
 from llm_op_guard.faults.operators import Operator, operators_of
 from llm_op_guard.faults.outcome import alone
-from llm_op_guard.guard.call import Call, TensorSpec
+from llm_op_guard.guard.call import Call, SequenceSpec, TensorSpec
 from llm_op_guard.guard.context import tensor_metadata
 from llm_op_guard.guard.violation import Violation
 from llm_op_guard.report.terminal import Terminal
 from llm_op_guard.report.text import render
+
+# A list that is longer is not written out in a program.
+_MOST_WRITTEN = 16
 
 
 @dataclass(frozen=True)
@@ -52,13 +56,25 @@ def main(out: Terminal, complaints: Terminal, wanted: Wanted) -> bool:
     if replayed.judgement.violations:
         out.line(render(dressed(replayed)))
     if not replayed.reproduced:
-        complaints.error(f"the rule {capsule.rules[0]} is not broken by the call that was made from the capsule")
+        complaints.error(
+            f"the rule {capsule.rules[0]} is not broken by the call that was made from the capsule{_not_held(replayed)}"
+        )
+    elif replayed.elsewhere and not replayed.contract_changed:
+        complaints.warning(
+            f"the capsule tells of {capsule.observed}, and the call that was made from it of {replayed.elsewhere}"
+            f"{_not_held(replayed)}"
+        )
     if wanted.unguarded:
         operator = _operator(name, wanted.contract)
         outcome = None if operator is None else alone(operator, before_return(replayed.judgement.call))
         says = "no operator is known for this contract here" if outcome is None else f"{outcome.kind}: {outcome.text}"
         out.line(f"\nwithout a guard  {says}")
     return replayed.reproduced
+
+
+def _not_held(replayed: Replay) -> str:
+    lacking = replayed.not_held
+    return f": it does not hold {', '.join(lacking)}, which the rule reads" if lacking else ""
 
 
 def contract_for(capsule: Capsule, wanted: str | None) -> tuple[str, Contract]:
@@ -77,11 +93,20 @@ def contract_for(capsule: Capsule, wanted: str | None) -> tuple[str, Contract]:
     shipped = {name: c for name, c in catalogue.shipped().items() if c.id == capsule.contract}
     same = {name: c for name, c in shipped.items() if c.hash == capsule.contract_hash} or shipped
     if not same:
+        said = _function_of(capsule) if capsule.contract.startswith("<") else None
         raise CapsuleError(
             f"the contract {capsule.contract} is not one of those that are shipped; "
-            f"say --contract FILE, FILE:OPERATOR or MODULE:FUNCTION"
+            f"say --contract {said or 'FILE, FILE:OPERATOR or MODULE:FUNCTION'}"
         )
     return next(iter(same.items()))
+
+
+def _function_of(capsule: Capsule) -> str | None:
+    """MODULE:FUNCTION of what was guarded, where its site says it; None for what has no name in its module."""
+    module = capsule.site.removesuffix(f".{capsule.operator}")
+    if module == capsule.site or "<" in capsule.site:
+        return None
+    return f"{module}:{capsule.operator}"
 
 
 def dressed(replayed: Replay) -> list[Violation]:
@@ -151,25 +176,39 @@ def _plain(text: str) -> str:
 
 
 def _script(capsule: Capsule, wanted: Wanted) -> str:
-    module, _, function = capsule.site.rpartition(".")
-    library = module.partition(".")[0]
-    shown = {name: _written(spec) for name, spec in capsule.call.arguments}
+    module, function = (wanted.contract or _function_of(capsule) or "").rpartition(":")[::2]
+    library = capsule.site.partition(".")[0]
+    if is_shipped := library in api.known_libraries() and capsule.site.startswith(f"{library}."):
+        module, _, function = capsule.site.rpartition(".")
+    call = made_up(capsule.call, 1)
+    shown = {name: _written(spec) for name, spec in call.arguments}
     if capsule.call.entry is not None:
         shown["result"] = None  # no call makes an operator return it
-    if library not in api.known_libraries() or not module.startswith(f"{library}.") or None in shown.values():
+    named = all(part.isidentifier() for part in (*module.split("."), *function.split(".")))
+    if not named or None in shown.values():
         return f"from llm_op_guard.testing import replay\n\nreplay('{_literal(capsule)}'{_arguments(wanted)})"
-    given = "\n".join(f"{name} = {text}" for name, text in shown.items())
-    elements = "\n".join(_elements(capsule.call))
-    return (
-        f"import importlib\n\nimport torch\n\nimport llm_op_guard as og\n\n"
-        f'og.install("{library}")\nmodule = importlib.import_module("{module}")\ntorch.manual_seed(0)\n'
-        f'{given}\n{elements}{chr(10) if elements else ""}with og.policy(B="raise"):\n'
-        f"    module.{function}({', '.join(f'{name}={name}' for name in shown)})"
+    lines = [f"{name} = {text}" for name, text in shown.items()] + _elements(call)
+    install = [f'og.install("{library}")'] if is_shipped else []
+    return "\n".join(
+        [
+            "import importlib\n\nimport torch\n\nimport llm_op_guard as og\n",
+            *install,
+            f'module = importlib.import_module("{module}")',
+            "torch.manual_seed(0)",
+            *lines,
+            'with og.policy(B="raise"):',
+            f"    module.{function}({', '.join(f'{name}={name}' for name in shown)})",
+        ]
     )
 
 
 def _written(spec: Any) -> str | None:
     """An argument as Python; None for what takes more than a line."""
+    if isinstance(spec, SequenceSpec) and len(spec.items) <= _MOST_WRITTEN:
+        inside = [_written(item) for item in spec.items]
+        comma = "," if spec.kind == "tuple" and len(inside) == 1 else ""
+        text = ", ".join(text for text in inside if text is not None) + comma
+        return None if None in inside else f"({text})" if spec.kind == "tuple" else f"[{text}]"
     if isinstance(spec, TensorSpec):
         if spec.device not in ("cpu", "meta") or spec.strides is not None or spec.fill is not None:
             return None

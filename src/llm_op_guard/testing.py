@@ -25,9 +25,9 @@ __all__ = ["Case", "capsule", "cases", "replay"]
 def capsule(violation: Violation) -> str:
     """A violation as a text of a kilobyte or two, which `llm-op-guard replay` and `replay` make anew anywhere.
 
-    It holds the metadata of the arguments, numbers and texts that the contract speaks of, and the elements that the
-    broken rule named: nothing else of what tensors hold, no text of a user. Raises CapsuleError where the call is not
-    known.
+    It holds the metadata of the arguments, numbers and texts that the contract speaks of, and the elements and items
+    that the broken rule named: nothing else of what tensors and lists hold, no text and no key of a user. Raises
+    CapsuleError where the call is not known.
     """
     return json.dumps(capsules.capsule_of(violation).to_json())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,9 +27,8 @@ from llm_op_guard.guard.call import (
     TorchSpec,
     answer_key,
     asked,
-    from_json,
-    to_json,
 )
+from llm_op_guard.guard.call_json import from_json, to_json
 from llm_op_guard.guard.capture import capture
 from llm_op_guard.guard.explain import explain
 from llm_op_guard.guard.reading import UNSET
@@ -47,7 +47,7 @@ TENSORS = st.builds(
     st.sampled_from(["cpu", "meta"]),
     fill=st.none() | st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple),
     at=st.lists(st.tuples(st.integers(0, 5), NUMBERS), max_size=2).map(tuple),
-)
+).map(lambda spec: replace(spec, at=tuple(pair for pair in spec.at if pair[0] < spec.elements)))
 LEAVES = (
     TENSORS
     | NUMBERS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -216,14 +217,27 @@ def test_of_a_rule_in_several_branches_the_one_that_is_taken_tells(side: str, ke
 
 
 def test_a_row_is_kept_where_it_is_short() -> None:
-    rows = og.guard("require(live_rows(m), id='r')")(lambda m: m)
-    for width, kept in ((32, 32), (33, 0)):
+    rows = og.guard("require(any_per_row(m), id='r')")(lambda m: m)
+    for width, kept in ((32, 32), (1024, 1024), (1025, 0)):
         mask = torch.ones(3, width, dtype=torch.bool)
         mask[1] = False
         with pytest.raises(og.GuardError) as caught:
             rows(mask)
-        (tensor,) = [tensor for _, tensor in read(capsule(caught.value.violations[0])).call.tensors()]
+        text = capsule(caught.value.violations[0])
+        (tensor,) = [tensor for _, tensor in read(text).call.tensors()]
         assert tensor.at == tuple((width + column, False) for column in range(kept))
+        assert len(text) < 2048
+
+
+def test_an_uneven_row_is_kept_where_it_is_short() -> None:
+    rows = og.guard("require(live_rows(m), id='r')")(lambda m: m)
+    for width, kept in ((32, 32), (33, 0)):
+        mask = torch.zeros(3, width, dtype=torch.float64)
+        mask[1] = torch.linspace(-1e38, -2e38, width)
+        with pytest.raises(og.GuardError) as caught:
+            rows(mask)
+        (tensor,) = [tensor for _, tensor in read(capsule(caught.value.violations[0])).call.tensors()]
+        assert len(tensor.at) == kept
 
 
 def test_an_accelerator_is_not_needed() -> None:
@@ -291,6 +305,80 @@ def test_files_that_cannot_be_replayed(
 def test_a_contract_that_nobody_knows(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(written)]) == 2
     assert "say --contract FILE, FILE:OPERATOR or MODULE:FUNCTION" in capsys.readouterr().err
+
+
+def test_another_element_is_said_and_is_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "rows.contract"
+    file.write_text("def rows(x):\n    require(equal(x, consecutive(x)))\n")
+    rows = og.guard(og.load(file)["rows"])(lambda x: x)
+    with pytest.raises(og.GuardError) as caught:
+        rows(torch.tensor([3, 4, 6, 7]))
+    path = tmp_path / "capsule.json"
+    path.write_text(capsule(caught.value.violations[0]))
+    assert main(["replay", str(path), "--contract", str(file)]) == 0
+    err = capsys.readouterr().err
+    assert "the capsule tells of x[2] = 6, consecutive(x)[2] = 5 (of 4, 2 pairs differ" in err
+    assert "and the call that was made from it of x[" in err
+    assert "it does not hold the other elements of x, which the rule reads" in err
+
+
+def test_the_same_element_is_not_said(written: Path, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(written), "--contract", str(file)]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_what_is_not_held_is_said_where_the_rule_is_not_broken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "same.contract"
+    file.write_text("def same(ids, others):\n    require(ids == others)\n")
+    with pytest.raises(og.GuardError) as caught:
+        og.verify(og.load(file)["same"], [1000] * 9, [1000] * 8 + [7])
+    path = tmp_path / "capsule.json"
+    path.write_text(capsule(caught.value.violations[0]))
+    assert main(["replay", str(path), "--contract", str(file)]) == 1
+    says = "made from the capsule: it does not hold the items of ids, the items of others, which the rule reads"
+    assert says in capsys.readouterr().err
+
+
+def test_an_argument_that_the_contract_does_not_have(
+    written: Path, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = json.loads(written.read_text())
+    data["call"]["arguments"]["y"] = 3
+    written.write_text(json.dumps(data))
+    assert main(["replay", str(written), "--contract", str(file)]) == 2
+    assert "mine.contract:mine has no parameter 'y'" in capsys.readouterr().err
+
+
+OWN = """
+import llm_op_guard as og
+
+@og.guard("x: floating[N, D]; w: floating[D]; require(len(size) < 3)")
+def scale(x, w, size):
+    return x * w
+"""
+
+
+def test_a_function_of_ones_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_scale.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = __import__("own_scale")
+    with pytest.raises(og.GuardError) as caught:
+        own.scale(torch.ones(2, 3), torch.ones(4), (7, 8))
+    path = tmp_path / "capsule.json"
+    path.write_text(capsule(caught.value.violations[0]))
+    assert main(["replay", str(path)]) == 2
+    assert "say --contract own_scale:scale" in capsys.readouterr().err
+    assert main(["replay", str(path), "--contract", "own_scale:scale"]) == 0
+    assert main(["replay", str(path), "--script"]) == 0
+    script = tmp_path / "script.py"
+    script.write_text("import importlib" + capsys.readouterr().out.partition("import importlib")[2])
+    assert "size = (1, 1)\n" in script.read_text()
+    with pytest.raises(og.GuardError, match="scale: w.shape.0. = 4, expected D = 3"):
+        runpy.run_path(str(script))
 
 
 def test_a_violation_without_a_call(violation: og.Violation) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -294,11 +295,53 @@ def test_a_guarded_function(
         (["no_such_module:f"], "cannot import no_such_module"),
         (["json:dumps"], "json:dumps is nothing that og.guard has guarded"),
         (["norm:rms_norm", "--json", "/no/such/folder/x.json"], "cannot write /no/such/folder/x.json"),
+        (["norm:rms_norm", "--json", "/"], "cannot write /: it is a folder"),
+        (["norm:rms_norm", "--json", "x.html", "--html", "./x.html"], "is named for two formats"),
+        (["norm:rms_norm", "--all"], "--all is every shipped contract: leave it out, or norm:rms_norm"),
+        (["norm:rms_nrom"], "norm has no contract 'rms_nrom'; did you mean 'rms_norm'?"),
+        (["transformers/moe:nothing"], "transformers/moe has no contract 'nothing'; it has "),
     ],
 )
 def test_what_cannot_be_injected(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inject", *arguments]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("raised", ["SystemExit(0)", "ZeroDivisionError('by zero')"])
+def test_a_module_that_cannot_be_imported(
+    raised: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"raises_{raised.partition('(')[0].lower()}"
+    (tmp_path / f"{name}.py").write_text(f"raise {raised}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["inject", f"{name}:f"]) == 2
+    assert f"cannot import {name}: it raises {raised.partition('(')[0]}: " in capsys.readouterr().err
+
+
+def test_an_operator_that_a_file_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.contract"
+    file.write_text(FILE)
+    assert main(["inject", f"{file}:scales"]) == 2
+    assert f"{file} has no contract 'scales'; did you mean 'scale'?" in capsys.readouterr().err
+
+
+def test_a_contract_that_no_call_keeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.contract"
+    file.write_text("def f(n, m):\n    n: int\n    m: int\n    require(n * n + m * m == 3)\n")
+    assert main(["inject", str(file), "--valid", "2"]) == 1
+    assert "no valid call was found, so nothing was tried" in capsys.readouterr().out
+
+
+def test_files_are_written_though_nobody_reads_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(*_: object) -> None:
+        raise BrokenPipeError
+
+    file, data = tmp_path / "mine.contract", tmp_path / "out.json"
+    file.write_text(FILE)
+    monkeypatch.setattr("llm_op_guard.injecting._show", closed)
+    with contextlib.suppress(BrokenPipeError, SystemExit):
+        main(["inject", str(file), "--valid", "2", "--json", str(data)])
+    assert json.loads(data.read_text())["summary"]["contracts"] == 1
 
 
 def test_an_unknown_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,8 @@ from llm_op_guard.faults.ingredients import ingredients
 from llm_op_guard.faults.injection import INTENDED, inject
 from llm_op_guard.faults.promises import promised, returned
 from llm_op_guard.faults.solve import valid_calls
-from llm_op_guard.guard.call import Call, Entry, TensorSpec, TorchSpec, from_json, to_json
+from llm_op_guard.guard.call import Call, Entry, TensorSpec, TorchSpec
+from llm_op_guard.guard.call_json import from_json, to_json
 from llm_op_guard.testing import capsule
 
 PROMISES = [

@@ -601,3 +601,8 @@ def test_compiled() -> None:
         assert seen(made) is None
     assert counts[0] == counts[1]
     torch._dynamo.reset()
+
+
+def test_the_values_of_a_dict_that_is_returned() -> None:
+    states = og.guard("x: floating[N]")(lambda x: {"key": x * 2, "value": x * 3})
+    assert str(seen(states(torch.ones(3))["value"])).startswith("last seen leaving ")

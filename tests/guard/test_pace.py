@@ -131,8 +131,8 @@ def test_suspect_rules_keep_it() -> None:
 def test_settings() -> None:
     assert Setting.parse("warn,every=10").every == 10
     assert Setting.parse("sample=0.5,record").sample == 0.5
-    assert str(Setting.parse("warn,every=10")) == "warn,sync,every=10"
-    assert str(Setting.parse("sample=0.25")) == "raise,sync,sample=0.25"
+    assert str(Setting.parse("warn,every=10")) == "warn,every=10"
+    assert str(Setting.parse("sample=0.25")) == "raise,sample=0.25"
     assert Setting.parse("every=1") == Setting.parse("raise")
     for text, problem in (
         ("every=0", "every takes a whole number from 1 on"),

@@ -18,8 +18,10 @@ from llm_op_guard.errors import LlmOpGuardError
 from llm_op_guard.faults.edits import edits_at
 from llm_op_guard.faults.ingredients import Ingredient, ingredients
 from llm_op_guard.faults.judge import Judgement, judge
+from llm_op_guard.faults.made_up import is_incomplete, made_up, not_held
 from llm_op_guard.faults.solve import hints_of
-from llm_op_guard.guard.call import Call, Entry, Spec, TensorSpec, TorchSpec, from_json, to_json
+from llm_op_guard.guard.call import Call, Entry, Spec, TensorSpec, TorchSpec
+from llm_op_guard.guard.call_json import from_json, to_json
 from llm_op_guard.guard.reads import expressions_of, reads_of
 from llm_op_guard.guard.violation import Violation
 
@@ -172,6 +174,21 @@ class Replay:
         """Whether the rule is broken again."""
         return self.capsule.rules[0] in self.judgement.broken
 
+    @property
+    def elsewhere(self) -> str:
+        """What is told of the rule where that is not what the capsule tells: of another element, another item."""
+        found = [v.observed for v in self.judgement.violations if v.rule_id == self.capsule.rules[0]]
+        about_values = any(
+            clause.cost_class != "A" for clause in clauses_of(self.judgement.contract, self.capsule.rules[0])
+        )
+        told = _element_told if about_values else _item_told
+        return "" if not found or told(self.capsule.observed) in map(told, found) else _element_told(found[0])
+
+    @property
+    def not_held(self) -> list[str]:
+        """What the rule reads that the capsule does not hold, and that was made up."""
+        return not_held(self.capsule.call, self.judgement.contract, self.capsule.rules[0])
+
 
 def replay(capsule: Capsule, contract: Contract) -> Replay:
     """Make the call of a capsule anew and judge it.
@@ -179,13 +196,26 @@ def replay(capsule: Capsule, contract: Contract) -> Replay:
     Where the rule is about values that the capsule does not hold, made-up ones are sought which break it, at the same
     element, and no other rule. Raises CapsuleError for a call that cannot be made on this machine.
     """
-    # Tensors of an accelerator are made on the CPU where there is none: the rules are the same.
-    judgement = judge(contract, capsule.call) or judge(contract, _on_cpu(capsule.call))
+    changed = contract.hash != capsule.contract_hash
+    unknown = {name for name, _ in capsule.call.arguments}.difference((*contract.parameters, "result"))
+    if unknown and not changed:
+        raise CapsuleError(f"{capsule.contract} has no parameter {min(unknown)!r}, which the call of the capsule has")
+    if changed:  # a contract that says something else now may well say nothing of this call
+        return Replay(capsule, _made_here(contract, made_up(capsule.call, 1)), changed)
+    search = _Search(contract, capsule)
+    return Replay(capsule, search.nearest(search.start()), changed)
+
+
+def _made_here(contract: Contract, call: Call) -> Judgement:
+    judgement = _judged(contract, call)
     if judgement is None:
         raise CapsuleError("the call of the capsule cannot be made here: its tensors are too large or of unknown kinds")
-    changed = contract.hash != capsule.contract_hash
-    # A contract that says something else now may well say nothing of this call.
-    return Replay(capsule, judgement if changed else _Search(contract, capsule).nearest(judgement), changed)
+    return judgement
+
+
+def _judged(contract: Contract, call: Call) -> Judgement | None:
+    # Tensors of an accelerator are made on the CPU where there is none: the rules are the same.
+    return judge(contract, call) or judge(contract, _on_cpu(call))
 
 
 def _on_cpu(call: Call) -> Call:
@@ -215,8 +245,9 @@ class _Search:
     def __init__(self, contract: Contract, capsule: Capsule) -> None:
         self._contract = contract
         self._wanted = capsule.rules
-        self._told = _element_told(capsule.observed)
-        self._kept = {path: tensor.at for path, tensor in capsule.call.tensors()}
+        self._told = capsule.observed
+        self._call = capsule.call
+        self._kept = {path: tensor.at for path, tensor in made_up(capsule.call, 1).tensors()}
         made_of = ingredients(contract)
         self._made_of = replace(made_of, choices=(*made_of.choices, Ingredient(Path("result"), "tensor")))
         # A loop over tensors reads their values, and of what it goes through the object.
@@ -227,6 +258,24 @@ class _Search:
             for read in reads_of(node, contract)
             if read.aspect == "value" or clause.cost_class != "A"
         }
+
+    def start(self) -> Judgement:
+        """A judgement with one number for all that the capsule does not hold, the one that is the least away."""
+        best = _made_here(self._contract, made_up(self._call, 1))
+        if not is_incomplete(self._call):
+            return best
+        spoken = [n for known in self._made_of.numbers for n in (known, known - 1, known + 1)]
+        for number in dict.fromkeys((*(fill for (fill, *_) in _PLAIN_FILLS), *spoken)):
+            if self._away(best) == (0, False, 0) and not set(best.broken).difference(self._wanted):
+                break
+            new = _judged(self._contract, made_up(self._call, number))
+            if new is not None and self._all_away(new) < self._all_away(best):
+                best = new
+        return best
+
+    def _all_away(self, judgement: Judgement) -> tuple[int, bool, int]:
+        lacking, elsewhere, _ = self._away(judgement)
+        return lacking, elsewhere, len(set(judgement.broken).difference(self._wanted))
 
     def nearest(self, start: Judgement) -> Judgement:
         """A judgement of the same metadata that is the least away from what the capsule says."""
@@ -269,8 +318,9 @@ class _Search:
         return set(self._wanted).difference(judgement.broken)
 
     def _tells_of_another(self, judgement: Judgement) -> bool:
-        first = [v for v in judgement.violations if v.rule_id == self._wanted[0] and v.cost_class != "A"]
-        return bool(first) and _element_told(first[0].observed) != self._told
+        first = [v for v in judgement.violations if v.rule_id == self._wanted[0]]
+        told = _item_told if first and first[0].cost_class == "A" else _element_told
+        return bool(first) and told(first[0].observed) != told(self._told)
 
     def _besides(self, judgement: Judgement) -> set[str]:
         # Whatever tensors hold, rules about their shapes stay broken.
@@ -311,6 +361,12 @@ def _element_told(observed: str) -> str:
     return observed.partition(" (of ")[0]
 
 
+def _item_told(observed: str) -> str:
+    """Which item of a loop is told of, and of its number; of a rule about metadata all else is the same anywhere."""
+    what, found, where = observed.rpartition(" at item ")
+    return f"{what}{found}{where}" if found else ""
+
+
 @dataclass(frozen=True)
 class Replayed:
     """What became of a capsule: its size in bytes, and why it does not replay to the same rule; empty where it does.
@@ -332,11 +388,9 @@ def retried(violation: Violation, contract: Contract) -> Replayed:
     except CapsuleError as error:
         return Replayed(rule, 0, str(error))
     try:
-        again = replay(read(text), contract).judgement
+        replayed = replay(read(text), contract)
     except CapsuleError as error:
         return Replayed(rule, len(text), str(error))
-    if rule not in again.broken:
-        return Replayed(rule, len(text), f"it breaks {', '.join(again.broken) or 'nothing'}")
-    told = {_element_told(other.observed) for other in again.violations if other.rule_id == rule}
-    about_values = violation.cost_class != "A"
-    return Replayed(rule, len(text), elsewhere=about_values and _element_told(violation.observed) not in told)
+    if not replayed.reproduced:
+        return Replayed(rule, len(text), f"it breaks {', '.join(replayed.judgement.broken) or 'nothing'}")
+    return Replayed(rule, len(text), elsewhere=bool(replayed.elsewhere))

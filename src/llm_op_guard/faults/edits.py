@@ -271,7 +271,7 @@ def _values(spec: TensorSpec, made_of: Ingredients, hints: tuple[int, ...]) -> I
         numbers = [float("nan"), float("inf"), -float("inf"), 0, 1, -1, 0.5, 1e30, *made_of.numbers, *bounds]
     for number in dict.fromkeys(numbers):
         for place, where in places.items():
-            yield f"element {number}, {where}", spec.with_element(place, number)
+            yield f"element {number}, {where}", spec.with_elements(place, [number])
     columns = spec.shape[-1] if spec.shape else 1
     for name, fill in {"all 0": (0,), "all 1": (1,), "0 and 1": (0, 1), "1 and 0": (1, 0)}.items():
         yield name, replace(spec, fill=fill, at=())

@@ -21,7 +21,8 @@ from llm_op_guard.faults.operators import Operator
 from llm_op_guard.faults.outcome import EMPTY, Outcome, Trial, outcomes
 from llm_op_guard.faults.promises import returned
 from llm_op_guard.faults.solve import valid_calls
-from llm_op_guard.guard.call import Call, to_json
+from llm_op_guard.guard.call import Call
+from llm_op_guard.guard.call_json import to_json
 from llm_op_guard.guard.capture import Known, capture
 from llm_op_guard.guard.guard import Guard
 from llm_op_guard.guard.violation import Violation
@@ -168,6 +169,14 @@ class _Collector:
         return GuardError("", violations)
 
     def values_judged(self, _guard: Guard, _judged: bool) -> None:
+        return None
+
+    def values_late(self, _guard: Guard, _judged: bool) -> None:
+        return None
+
+    def told_late(self, guard: Guard, violations: list[Violation], effective: Policy) -> GuardError | None:
+        del guard, effective
+        self.violations += violations
         return None
 
     def repeated(self, _guard: Guard, _rule_ids: list[str]) -> bool:

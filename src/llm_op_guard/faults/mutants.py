@@ -20,7 +20,8 @@ from llm_op_guard.faults.edits import Edit, edits_at, of_dtypes, of_sizes, of_th
 from llm_op_guard.faults.ingredients import Ingredient, Ingredients
 from llm_op_guard.faults.judge import Judgement, judge
 from llm_op_guard.faults.solve import changed, hints_of
-from llm_op_guard.guard.call import Call, ObjectSpec, Spec, to_json
+from llm_op_guard.guard.call import Call, ObjectSpec, Spec
+from llm_op_guard.guard.call_json import to_json
 
 # Of valid calls, so many are changed in every way that there is.
 CHANGED_CALLS = 8

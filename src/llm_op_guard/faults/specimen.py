@@ -49,7 +49,7 @@ class Specimen:
         """The real call as data. Raises what `make` raises."""
         given = self.make()
         arguments = {name: given.get(name) for name in self.contract.parameters}
-        call = capture(self.contract, arguments)
+        call = capture(self.contract, arguments, every_number=True)
         for path, spec in call.tensors():
             call = call.put(path, _with_contents(spec, path_value(arguments[path.root], *path.steps)))
         return call

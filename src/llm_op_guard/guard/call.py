@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,8 @@ from llm_op_guard.contract.path import Path
 from llm_op_guard.guard.reading import UNSET
 
 Number = int | float | bool
+# Of a list or text, as data: longer ones are cut.
+MOST_REPEATED = 1_000_000
 Step = str | tuple[str | int]
 
 
@@ -39,9 +41,9 @@ class TensorSpec:
         """How many there are."""
         return math.prod(self.shape)
 
-    def with_element(self, place: int, value: Number) -> TensorSpec:
-        """The same with one element set."""
-        return replace(self, at=(*(pair for pair in self.at if pair[0] != place), (place, value)))
+    def with_elements(self, first: int, values: Iterable[Number]) -> TensorSpec:
+        """The same with some elements set that stand side by side, from the place of the first."""
+        return replace(self, at=tuple((dict(self.at) | dict(enumerate(values, first))).items()))
 
     def __str__(self) -> str:
         text = f"{self.dtype}[{', '.join(map(str, self.shape))}]"
@@ -80,8 +82,21 @@ class SequenceSpec:
 
 
 @dataclass(frozen=True)
+class ManySpec:
+    """A tuple or list of `length` items that are alike; `at` are those that are not, by number."""
+
+    kind: str
+    each: Spec
+    length: int
+    at: tuple[tuple[int, Spec], ...] = ()
+
+    def __str__(self) -> str:
+        return f"a {self.kind} of {self.length}" + "".join(f", item {number} is {item}" for number, item in self.at)
+
+
+@dataclass(frozen=True)
 class MappingSpec:
-    """A dict whose keys are names."""
+    """A dict whose keys are names; others are made up."""
 
     items: tuple[tuple[str, Spec], ...]
 
@@ -91,12 +106,39 @@ class MappingSpec:
 
 @dataclass(frozen=True)
 class TextSpec:
-    """A text that the contract does not spell: only its length is kept."""
+    """A text that the contract does not spell: only its length is kept, and which other texts of the call it equals.
+
+    Different texts of one length have different `number`s. Where the contract counts them, how many `controls` and
+    `surrogates` it has.
+    """
 
     length: int
+    number: int = 0
+    controls: int = 0
+    surrogates: int = 0
+
+    @property
+    def made_up(self) -> str:
+        """A text of that length, another one for another number."""
+        odd = ("\x01" * self.controls + "\ud800" * self.surrogates)[: self.length]
+        plain, number = ["x"] * (self.length - len(odd)), self.number
+        for place in reversed(range(len(plain))):
+            number, letter = divmod(number, 26)
+            plain[place] = chr(ord("a") + (ord("x") - ord("a") + letter) % 26)
+        return odd + "".join(plain)
 
     def __str__(self) -> str:
         return f"a text of {self.length}"
+
+
+@dataclass(frozen=True)
+class NumberSpec:
+    """A number that no statement of the contract reads: only its kind is kept."""
+
+    kind: str
+
+    def __str__(self) -> str:
+        return f"{'an' if self.kind == 'int' else 'a'} {self.kind}"
 
 
 @dataclass(frozen=True)
@@ -125,8 +167,10 @@ Spec = (
     | TensorSpec
     | ObjectSpec
     | SequenceSpec
+    | ManySpec
     | MappingSpec
     | TextSpec
+    | NumberSpec
     | TorchSpec
     | int
     | float
@@ -200,6 +244,8 @@ def _step(owner: Any, step: Step) -> Any:
             return dict(items).get(key, UNSET)
         case SequenceSpec(items=items), (int() as index,) if -len(items) <= index < len(items):
             return items[index]
+        case ManySpec(each=each, length=length, at=at), (int() as index,) if -length <= index < length:
+            return dict(at).get(index % length, each)
     return UNSET
 
 
@@ -214,6 +260,8 @@ def _set(owner: Any, steps: tuple[Step, ...], spec: Any) -> Any:
     if isinstance(step[0], str):
         owner = owner if isinstance(owner, MappingSpec) else MappingSpec(())
         return replace(owner, items=_with(owner.items, step[0], inner))
+    if isinstance(owner, ManySpec) and -owner.length <= step[0] < owner.length:
+        return replace(owner, at=tuple((dict(owner.at) | {step[0] % owner.length: inner}).items()))
     items = list(owner.items) if isinstance(owner, SequenceSpec) else []
     index = step[0] if step[0] >= 0 else len(items) + step[0]
     items += [None] * (index + 1 - len(items))
@@ -265,155 +313,3 @@ def _tensors(path: Path, spec: Spec) -> Iterator[tuple[Path, TensorSpec]]:
         case SequenceSpec(items=items):
             for index, part in enumerate(items):
                 yield from _tensors(path.item(index), part)
-
-
-# ---------------------------------------------------------------- JSON
-
-
-def to_json(call: Call) -> dict[str, Any]:
-    """The call as JSON-ready data."""
-    data: dict[str, Any] = {"arguments": {name: _spec_json(spec) for name, spec in call.arguments}}
-    if call.seed != 0:
-        data["seed"] = call.seed
-    if call.entry is not None:
-        groups = {"names": call.entry.names, "tensors": call.entry.tensors}
-        data["entry"] = {group: {n: _spec_json(part) for n, part in pairs} for group, pairs in groups.items()}
-    return data
-
-
-def _spec_json(spec: Spec) -> Any:
-    match spec:
-        case TensorSpec():
-            data: dict[str, Any] = {"tensor": spec.dtype, "shape": list(spec.shape)}
-            if spec.device != "cpu":
-                data["device"] = spec.device
-            if spec.strides is not None:
-                data["strides"] = list(spec.strides)
-            if spec.fill is not None:
-                data["fill"] = [_number_json(value) for value in spec.fill]
-            if spec.at:
-                data["at"] = [[place, _number_json(value)] for place, value in spec.at]
-            return data
-        case ObjectSpec(kind=kind, attributes=attributes, answers=answers):
-            data = {"object": kind, "attributes": {name: _spec_json(part) for name, part in attributes}}
-            return {**data, "answers": {n: _spec_json(part) for n, part in answers}} if answers else data
-        case SequenceSpec(kind=kind, items=items):
-            return {kind: [_spec_json(item) for item in items]}
-        case MappingSpec(items=pairs):
-            return {"dict": {name: _spec_json(part) for name, part in pairs}}
-        case TextSpec(length=length):
-            return {"text": length}
-        case IdentitySpec(path=path):
-            return {"identity_of": path}
-        case TorchSpec(kind=kind, name=name):
-            return {kind: name}
-        case bool() | int() | float():
-            return _number_json(spec)
-    return spec
-
-
-def _number_json(value: Number) -> Any:
-    # JSON has neither NaN nor infinities, and readers of it no integers beyond 2**53.
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"number": str(value)}
-    return {"number": str(value)} if type(value) is int and abs(value) > 2**53 else value
-
-
-def from_json(data: Any) -> Call:
-    """The call of `to_json`'s data; raises ValueError, with the place, for anything else."""
-    if not isinstance(data, dict) or not isinstance(data.get("arguments"), dict):
-        raise ValueError('a call is {"arguments": {name: value}}')
-    seed = data.get("seed", 0)
-    if type(seed) is not int:
-        raise ValueError("the seed of a call is an integer")
-    arguments = tuple((name, _spec(part, name)) for name, part in data["arguments"].items())
-    return Call(arguments, seed, _entry(data["entry"]) if data.get("entry") is not None else None)
-
-
-def _entry(data: Any) -> Entry:
-    match data:
-        case {"names": dict() as names, "tensors": dict() as tensors}:
-            seen = {path: _spec(part, path) for path, part in tensors.items()}
-            models = tuple((path, spec) for path, spec in seen.items() if isinstance(spec, TensorSpec))
-            return Entry(tuple((name, _spec(part, name)) for name, part in names.items()), models)
-    raise ValueError('the entry of a call is {"names": {name: value}, "tensors": {path: tensor}}')
-
-
-def _spec(data: Any, where: str) -> Spec:
-    if data is None or isinstance(data, bool | int | float | str):
-        return data
-    match data:
-        case {"number": str()}:
-            return _number(data, where)
-        case {"tensor": str() as dtype, "shape": list() as shape}:
-            return _tensor(TensorSpec(dtype, _sizes(shape, where)), data, where)
-        case {"object": str() as kind, "attributes": dict() as attributes}:
-            return ObjectSpec(
-                kind,
-                tuple((name, _spec(part, f"{where}.{name}")) for name, part in attributes.items()),
-                _answers(data.get("answers", {}), where),
-            )
-        case {"tuple": list() as items} | {"list": list() as items}:
-            return SequenceSpec(
-                next(iter(data)), tuple(_spec(part, f"{where}[{index}]") for index, part in enumerate(items))
-            )
-        case {"dict": dict() as pairs}:
-            return MappingSpec(tuple((name, _spec(part, f"{where}[{name!r}]")) for name, part in pairs.items()))
-        case {"text": int() as length} if 0 <= length <= 1_000_000:
-            return TextSpec(length)
-        case {"identity_of": str() | None as path}:
-            return IdentitySpec(path)
-        case {"dtype": str() as name} | {"device": str() as name}:
-            return TorchSpec(next(iter(data)), name)
-    raise ValueError(f"{where}: not a value of a call")
-
-
-def _tensor(tensor: TensorSpec, data: dict[str, Any], where: str) -> TensorSpec:
-    """A tensor of which dtype and shape are read, with the rest of what is said of it."""
-    match data.get("device", "cpu"):
-        case str() as device:
-            tensor = replace(tensor, device=device)
-        case _:
-            raise ValueError(f"{where}: a device is a text")
-    if "strides" in data:
-        tensor = replace(tensor, strides=_sizes(data["strides"], where))
-    match data.get("fill"):
-        case None:
-            pass
-        case list() as fill if fill or not tensor.elements:
-            tensor = replace(tensor, fill=tuple(_number(value, where) for value in fill))
-        case _:
-            raise ValueError(f"{where}: what fills a tensor is a list of numbers")
-    match data.get("at", []):
-        case list() as places if all(_is_place(place) for place in places):
-            return replace(tensor, at=tuple((place, _number(value, where)) for place, value in places))
-    raise ValueError(f"{where}: single elements are a list of [place, number]")
-
-
-def _is_place(data: Any) -> bool:
-    return isinstance(data, list) and len(data) == 2 and type(data[0]) is int
-
-
-def _answers(data: Any, where: str) -> tuple[tuple[str, Spec], ...]:
-    if not isinstance(data, dict):
-        raise ValueError(f'{where}: answers are {{"function()": value}}')
-    for key in data:
-        asked(key)
-    return tuple((key, _spec(part, f"{where}: {key}")) for key, part in data.items())
-
-
-def _sizes(data: Any, where: str) -> tuple[int, ...]:
-    if not isinstance(data, list) or not all(type(size) is int and size >= 0 for size in data):
-        raise ValueError(f"{where}: sizes are a list of whole numbers")
-    return tuple(data)
-
-
-def _number(data: Any, where: str) -> Number:
-    match data:
-        case bool() | int() | float():
-            return data
-        case {"number": "nan" | "inf" | "-inf" as text}:
-            return float(text)
-        case {"number": str() as text} if text.lstrip("-").isdecimal() and len(text) < 100:
-            return int(text)
-    raise ValueError(f"{where}: not a number")

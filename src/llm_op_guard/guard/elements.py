@@ -10,7 +10,7 @@ from llm_op_guard.contract.path import Path, path_of
 from llm_op_guard.contract.vocabulary import FUNCTIONS
 from llm_op_guard.guard import functions
 from llm_op_guard.guard.evaluate import Values, show
-from llm_op_guard.guard.reading import is_tensor
+from llm_op_guard.guard.reading import INAPPLICABLE, Broken, is_tensor
 
 
 class _Wording(NamedTuple):
@@ -47,14 +47,20 @@ def broken(node: ast.Call, values: Values) -> tuple[str, str, str | None] | None
     found = None if wording is None else _located(name, node, values)
     if wording is None or found is None:
         return _unlike(node, values) if name == "equal" else None
+    observed, expected, argument = told(node, found, values)
+    return observed + (_near_the_limit(values) if name == "finite" else ""), expected, argument
+
+
+def told(node: ast.Call, found: functions.Located, values: Values) -> tuple[str, str, str | None]:
+    """The same for what was found by somebody else: in `lowest(x)`, an element that is too low."""
+    name = _name(node)
+    wording = _RULES.get(name, _ELEMENT)
     parts = _arguments(name, node)
     texts = [text for element in found.elements for text in (_place(parts, element, values), str(element.value))]
     many = f"1 {wording.one}" if found.count == 1 else f"{found.count} {wording.many}, this one first"
     observed = f"{wording.element.format(*texts)} (of {found.total}, {many})"
     if found.note:
         observed += f"; {found.note}"
-    if name == "finite":
-        observed += _near_the_limit(values)
     return observed, wording.expected or _expected(name, node, values), _tensor(parts[found.elements[0].argument])
 
 
@@ -88,19 +94,84 @@ def place(node: ast.expr, values: Values) -> str:
 
 
 def offenders(node: ast.expr, values: Values) -> Iterator[tuple[Path, tuple[int, ...], Any]]:
-    """The elements that value functions in an expression point to: of which tensor, where in it, and their values.
+    """What a broken rule points to: where it is read, the index of an element of a tensor there, and its value.
 
-    Of a row its index alone, with None.
+    Of a row its index alone, with None. An index that is empty stands for what is read itself: the item of a list for
+    which a loop's condition is false, or the one that an index leads to which is worked out.
     """
-    for part in ast.walk(node):
-        if not isinstance(part, ast.Call) or not isinstance(part.func, ast.Name) or part.func.id not in FUNCTIONS:
-            continue
-        found = _located(part.func.id, part, values)
-        for element in found.elements if found is not None else ():
-            whole, index = _whole(_arguments(part.func.id, part)[element.argument], element.index, values)
-            path = path_of(whole)
-            if path is not None and index:
-                yield path, index, element.value
+    yield from _offenders(node, values, {})
+
+
+def _offenders(node: ast.AST, values: Values, items: dict[str, Path]) -> Iterator[tuple[Path, tuple[int, ...], Any]]:
+    """`items` says where what the names of loops stand for is in the call."""
+    match node:
+        case ast.Call(func=ast.Name(id="all"), args=[ast.GeneratorExp(elt=elt) as loop]):
+            for number in values.each(loop):
+                if _is_false(elt, values):
+                    known = items | _items(loop.generators[0].target, loop.generators[0].iter, number, values, items)
+                    names = [name.id for name in ast.walk(loop.generators[0].target) if isinstance(name, ast.Name)]
+                    yield from ((known[name], (), values.named(name)) for name in names if name in known)
+                    yield from _offenders(elt, values, known)
+                    return
+            return
+        case ast.Call(func=ast.Name(id=name)) if name in FUNCTIONS:
+            found = _located(name, node, values)
+            for element in found.elements if found is not None else ():
+                whole, index = _whole(_arguments(name, node)[element.argument], element.index, values)
+                path = _path(whole, values, items)
+                if path is not None and index:
+                    yield path, index, element.value
+        case ast.Subscript() if path_of(node) is None and (path := _path(node, values, items)) is not None:
+            try:
+                yield path, (), values.value_of(node)
+            except (*INAPPLICABLE, Broken):
+                pass
+    for child in ast.iter_child_nodes(node):
+        yield from _offenders(child, values, items)
+
+
+def _is_false(node: ast.expr, values: Values) -> bool:
+    try:
+        return not values.value_of(node)
+    except (*INAPPLICABLE, Broken):
+        return False
+
+
+def _items(
+    target: ast.expr, sequence: ast.expr, number: int, values: Values, items: dict[str, Path]
+) -> dict[str, Path]:
+    """Where the item of a loop is in the call that its names stand for."""
+    match target, sequence:
+        case ast.Tuple(elts=[_, item]), ast.Call(func=ast.Name(id="enumerate"), args=[inner]):
+            return _items(item, inner, number, values, items)
+        case ast.Tuple(elts=parts), ast.Call(func=ast.Name(id="zip"), args=inners):
+            pairs = zip(parts, inners, strict=False)
+            return {k: v for part, inner in pairs for k, v in _items(part, inner, number, values, items).items()}
+        case ast.Tuple(elts=[ast.Name(id=key), ast.Name(id=value)]), ast.Call(
+            func=ast.Name(id="items"), args=[mapping]
+        ) if (owner := _path(mapping, values, items)) is not None:
+            return {value: owner.item(values.named(key))} if type(values.named(key)) in (str, int) else {}
+        case ast.Name(id=name), _ if (owner := _path(sequence, values, items)) is not None:
+            return {name: owner.item(number)}
+    return {}
+
+
+def _path(node: ast.expr, values: Values, items: dict[str, Path]) -> Path | None:
+    """Where in the call an expression leads that is a read: indices are worked out, and names of loops looked up."""
+    match node:
+        case ast.Name(id=name):
+            return items.get(name) if name in values.items else Path(name)
+        case ast.Attribute(value=value, attr=attr):
+            owner = _path(value, values, items)
+            return None if owner is None else Path(owner.root, (*owner.steps, attr))
+        case ast.Subscript(value=value, slice=ast.expr() as key) if not isinstance(key, ast.Slice | ast.Tuple):
+            owner = _path(value, values, items)
+            try:
+                found = values.value_of(key)
+            except (*INAPPLICABLE, Broken):
+                return None
+            return owner.item(found) if owner is not None and isinstance(found, int | str) else None
+    return None
 
 
 def _located(name: str, node: ast.Call, values: Values) -> functions.Located | None:

@@ -7,6 +7,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from types import FunctionType
 from typing import Any, Literal, Protocol
 
@@ -20,6 +21,7 @@ from llm_op_guard.guard.context import all_arguments, any_beyond
 from llm_op_guard.guard.deferred import Deferred
 from llm_op_guard.guard.explain import explain
 from llm_op_guard.guard.interpret import InterpretedCheck, is_interpreted
+from llm_op_guard.guard.late import LateRules, late_rule
 from llm_op_guard.guard.ledger import Side, count_call, entering, leaving
 from llm_op_guard.guard.memory import distrusting
 from llm_op_guard.guard.pace import Pace, lean, may_be_left_out
@@ -52,6 +54,12 @@ class Reporter(Protocol):
 
     def values_judged(self, guard: Guard, judged: bool) -> None:
         """Count a call whose policy leaves values out of some: whether it was one of those."""
+
+    def values_late(self, guard: Guard, judged: bool) -> None:
+        """Count a call whose verdict was not waited for: whether it came, or nothing could be asked."""
+
+    def told_late(self, guard: Guard, violations: list[Violation], effective: Policy) -> GuardError | None:
+        """As `report`, for a call that is over, under the policy that held then; the violations say where it was."""
 
     def repeated(self, guard: Guard, rule_ids: list[str]) -> bool:
         """Whether all of these suspect rules have been told of before; counts them if so."""
@@ -92,7 +100,7 @@ class Guard:
             parameters = whole.parameters if whole is not None else ()
         self.parameters = parameters
         self._pace = Pace(defaults, self.names, lambda judged: reporter.values_judged(self, judged))
-        self._checks: dict[tuple[frozenset[CostClass], bool, bool, bool], _Checks] = {}
+        self._checks: dict[tuple[frozenset[CostClass], bool, bool, bool, bool], _Checks] = {}
         self._failed_inside = False
 
     @property
@@ -105,23 +113,35 @@ class Guard:
         """The cost classes that the contract has something of: rules, or facts to remember."""
         return frozenset(clause.cost_class for clause in self.contract.clauses)
 
-    def checks(self, classes: Iterable[CostClass], *, noted: bool = False, paced: bool = False) -> _Checks:
+    @cached_property
+    def may_tell_late(self) -> bool:
+        """Whether it has a rule whose verdict need not be waited for."""
+        return not is_interpreted(self.contract) and any(
+            late_rule(clause, self.contract) is not None for clause in self.contract.clauses
+        )
+
+    def checks(
+        self, classes: Iterable[CostClass], *, noted: bool = False, paced: bool = False, late: bool = False
+    ) -> _Checks:
         """The check before the call and the one after it, for the rules of these classes; compiled once.
 
         Both raise nothing of their own: what a violation does is the reporter's decision. `noted` checks write in the
         ledger what they accept, and what a call returns that no rule waits for; `paced` ones leave value rules out of
-        some calls, as the policy says.
+        some calls, and `late` ones do not wait for verdicts on a device, as the policy says.
         """
         # Class B rules use the symbols that class A statements bind, so A is always compiled in.
         wanted = frozenset({"A", *classes})
         asking = in_calls() and self._ask is not None
-        key = (wanted, noted, asking, paced)
+        key = (wanted, noted, asking, paced, late)
         if key not in self._checks and paced and (without := self._lean()) is not None:
             fewer = without.checks(wanted, noted=noted)
-            self._checks[key] = in_turn(self.checks(wanted, noted=noted), fewer, self._pace.is_due, is_tracing)
+            full = self.checks(wanted, noted=noted, late=late)
+            self._checks[key] = in_turn(full, fewer, self._pace.is_due, is_tracing)
         elif key not in self._checks:
-            make = self._interpreted if is_interpreted(self.contract) else self._generated
-            before, after = make(wanted, noted)
+            if is_interpreted(self.contract):
+                before, after = self._interpreted(wanted, noted)
+            else:
+                before, after = self._generated(wanted, noted, late)
             before = self._asking(before, self._ask) if asking and self._ask is not None else before
             self._checks[key] = before, leaving(self._side("leaving")) if noted and after is None else after
         return self._checks[key]
@@ -157,12 +177,14 @@ class Guard:
 
         return check_and_ask
 
-    def _generated(self, classes: frozenset[CostClass], noted: bool) -> _Checks:
+    def _generated(self, classes: frozenset[CostClass], noted: bool, late: bool) -> _Checks:
         before = plan_check(self.contract, classes)
         after = plan_check(self.contract, classes, after_call=True)
+        if before is not None:
+            before = before.with_parameters(self.parameters)
         return (
-            _nothing if before is None else self._compiled(before.with_parameters(self.parameters), classes, noted),
-            None if after is None else self._compiled(after, classes, noted),
+            _nothing if before is None else self._compiled(before, classes, noted, late),
+            None if after is None else self._compiled(after, classes, noted, late),
         )
 
     def _side(self, when: Literal["entering", "leaving"], classes: Iterable[CostClass] = ()) -> Side:
@@ -197,14 +219,14 @@ class Guard:
         plan = plan_check(self.contract, {"A", *classes})
         return check_source(plan.with_parameters(self.parameters)).text if plan is not None else ""
 
-    def _compiled(self, plan: Plan, classes: frozenset[CostClass], noted: bool) -> FunctionType:
+    def _compiled(self, plan: Plan, classes: frozenset[CostClass], noted: bool, late: bool) -> FunctionType:
         outcome = _Outcome(self, plan, classes)
         reason = (
             f"a call of {self.operator} breaks its contract ({self.contract.id}); without fullgraph it is explained"
         )
-        source = self._source_of(plan, classes, noted)
+        source = self._source_of(plan, classes, noted, late)
         failed = outcome.failed_after if plan.after_call else outcome.failed
-        hooks = {
+        hooks: dict[str, Any] = {
             "_failed": _untraced(failed, reason),
             "_noticed": _untraced(outcome.noticed, reason),
             "_tracing": is_tracing,
@@ -216,16 +238,18 @@ class Guard:
             "_distrust": distrusting(plan.forgets),
             "_tell": teller(lambda local: outcome.traced(source, local)),
         }
+        if source.late:
+            hooks["_late"] = LateRules(self, source.late, count=not plan.after_call)
         if source.deferred:
             hooks |= outcome.deferring(source.deferred)
         return compile_check(source, f"{self.operator}{' result' if plan.after_call else ''}", hooks)
 
-    def _source_of(self, plan: Plan, classes: frozenset[CostClass], noted: bool) -> CheckSource:
+    def _source_of(self, plan: Plan, classes: frozenset[CostClass], noted: bool, late: bool) -> CheckSource:
         """The source of a check, written once for all guards of the contract: a model has the same norm many times."""
         made, counted = self.contract.plans, self._tally is not None
-        key = (classes, plan.after_call, plan.parameters, counted, noted)
+        key = (classes, plan.after_call, plan.parameters, counted, noted, late)
         if key not in made:
-            made[key] = check_source(plan, counted=counted, noted=noted)
+            made[key] = check_source(plan, counted=counted, noted=noted, late=late)
         source: CheckSource = made[key]
         return source
 
@@ -309,7 +333,8 @@ class _Outcome:
             return guard.reporter.report(guard, violations, arguments)
 
         # Kept here: graphs find it by its name only, for as long as the check lives.
-        self._judge = Judge(name, guard.contract, rules, told, guard.fail_inside)
+        late = LateRules(guard, [late_rule(rule.clause, guard.contract) for rule in rules], count=True)
+        self._judge = Judge(name, guard.contract, rules, told, guard.fail_inside, late)
         return {
             "_judged_as": name,
             "_judge": run_time_operator(),

@@ -96,7 +96,8 @@ def leaving(side: Side) -> Callable[[Any, Any], None]:
         if is_tracing():
             return
         try:
-            parts = result if type(result) in (tuple, list) else (result,)
+            parts = list(result.values()) if type(result) is dict else result
+            parts = parts if type(parts) in (tuple, list) else (parts,)
             owner = call if call is None or isinstance(call, ref) else call[3]
             trail = _state.trail
             trail.events.append((side, trail.calls, _seen(parts[:_MOST_PARTS]), owner))

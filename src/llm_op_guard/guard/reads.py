@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from llm_op_guard.contract.model import Clause, Contract, Declare, LiteralType, Remember
+from llm_op_guard.contract.model import Clause, Contract, Declare, LiteralType, Remember, Require
 from llm_op_guard.contract.path import Path, path_of
 from llm_op_guard.contract.vocabulary import FUNCTIONS, TENSOR_ATTRIBUTES
-from llm_op_guard.contract.walk import declared_paths
+from llm_op_guard.contract.walk import declared_paths, paths_in_type, tensor_types
 
 _SHAPE = {"shape": "shape", "ndim": "shape", "dtype": "dtype", "device": "device"}
 _SHAPE_FUNCTIONS = frozenset({"broadcasts", "numel", "dense", "stride"})
@@ -123,13 +123,54 @@ def read_paths(contract: Contract) -> Iterator[Path]:
     for clause in contract.clauses:
         if isinstance(clause.statement, Declare):
             yield from (path for path, _ in declared_paths(clause.statement.path, clause.statement.type))
+            yield from paths_in_type(clause.statement.type)
         elif isinstance(clause.statement, Remember):
             yield clause.statement.path
-        for node in expressions_of(clause):
+        for node in (*expressions_of(clause), *_sizes_and_reasons(clause)):
             for read in (*reads_of(node, contract), *reads_of_items(node)):
                 yield read.path
                 if read.aspect in ("shape", "dtype", "device"):  # of what is no tensor it is an attribute as any other
                     yield from (Path(read.path.root, (*read.path.steps, name)) for name in ("ndim", read.aspect))
+
+
+def _sizes_and_reasons(clause: Clause) -> Iterator[ast.expr]:
+    """What a clause reads besides what it judges: the sizes of types, and what its reasons show."""
+    statement = clause.statement
+    if isinstance(statement, Declare):
+        for tensor in tensor_types(statement.type):
+            yield from (expr.node for expr in tensor.sizes)
+    if isinstance(statement, Declare | Require):
+        yield from (expr.node for expr in (statement.reason.because, statement.reason.hint) if expr is not None)
+
+
+def read_whole(contract: Contract) -> frozenset[Path]:
+    """The lists whose items expressions look at one by one or together: not those that loops go through, or `len`."""
+    found: set[Path] = set()
+
+    def visit(node: ast.AST) -> None:
+        match node:
+            case ast.Call(func=ast.Name(id="len" | "has" | "enumerate" | "zip" | "items"), args=arguments):
+                for argument in arguments:
+                    if not isinstance(argument, ast.expr) or path_of(argument) is None:
+                        visit(argument)
+                return
+            case ast.Compare(left=left, ops=[ast.Is() | ast.IsNot()]) if path_of(left) is not None:
+                return
+            case ast.comprehension(iter=sequence, ifs=conditions):
+                for part in (*conditions, *([] if path_of(sequence) is not None else [sequence])):
+                    visit(part)
+                return
+        path = path_of(node) if isinstance(node, ast.expr) else None
+        if path is not None:
+            found.add(path)
+            return
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    for clause in contract.clauses:
+        for expression in (*expressions_of(clause), *_sizes_and_reasons(clause)):
+            visit(expression)
+    return frozenset(found)
 
 
 def asked_of_objects(contract: Contract) -> Iterator[tuple[Path, ast.Call]]:

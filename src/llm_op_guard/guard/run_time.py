@@ -11,7 +11,7 @@ import ast
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.path import path_of
@@ -29,10 +29,24 @@ LIBRARY = "llm_op_guard"
 _judges: weakref.WeakValueDictionary[str, Judge] = weakref.WeakValueDictionary()
 
 
+class Late(Protocol):
+    """The rules whose verdict need not be waited for (`guard.late`, which comes after this)."""
+
+    def told(self) -> Exception | None:
+        """The error to raise for what was found of calls before, if any."""
+
+    def takes(self, taken: list[Any], number: int, tensors: Sequence[Any], facts: Sequence[Any]) -> bool:
+        """Whether a rule need not be judged now; it is put to `taken`."""
+
+    def send(self, taken: list[Any]) -> None:
+        """Ask for what was taken."""
+
+
 class Judge:
     """The deferred rules of one check, by number; `told` acts on violations and gives the error to raise, if any.
 
-    `failed` is told of a fault of our own; the program goes on.
+    `failed` is told of a fault of our own; the program goes on. `late` is asked first whether a verdict need not be
+    waited for.
     """
 
     def __init__(
@@ -42,16 +56,24 @@ class Judge:
         rules: Sequence[Deferred],
         told: Callable[[list[Violation], Mapping[str, Any]], Exception | None],
         failed: Callable[[Exception], None],
+        late: Late,
     ) -> None:
         self._contract = contract
         self._rules = rules
         self._told = told
         self._failed = failed
+        self._late = late
         _judges[name] = self
 
     def error(self, number: int, tensors: list[Any], facts: list[Any]) -> Exception | None:
         """The error to raise for a rule that these tensors and facts break; None where they keep it."""
         try:
+            taken: list[Any] = []
+            if (error := self._late.told()) is not None:
+                return error
+            if self._late.takes(taken, number, tensors, facts):
+                self._late.send(taken)
+                return None
             found = self._violation(self._rules[number], tensors, facts)
             return None if found is None else self._told(*found)
         except GuardWarning:
@@ -63,7 +85,7 @@ class Judge:
     def _violation(
         self, rule: Deferred, tensors: list[Any], facts: list[Any]
     ) -> tuple[list[Violation], Mapping[str, Any]] | None:
-        values = _Handed(rule, tensors, facts, self._contract.constants)
+        values = Handed(rule, tensors, facts, self._contract.constants)
         expr = rule.rule.expr
         try:
             if values.evaluate(expr):
@@ -73,26 +95,32 @@ class Judge:
             return None
         except Broken as broken:
             observed, expected, argument = str(broken), expr.text, None
-        reason = rule.rule.reason
-        violation = Violation(
-            operator=self._contract.name,
-            rule_id=rule.rule.id,
-            cost_class=rule.clause.cost_class,
-            certain=rule.clause.certain,
-            argument=argument or ast.unparse(rule.tensors[0]),
-            observed=observed,
-            expected=expected,
-            because=text_of(values, reason.because),
-            hint=text_of(values, reason.hint),
-            contract_id=self._contract.id,
-            contract_hash=self._contract.hash,
-            blames="operator" if rule.rule.promised else "caller",
-            error=reason.error,
-        )
-        return [violation], values.arguments
+        return [violation_of(self._contract, rule, values, observed, expected, argument)], values.arguments
 
 
-class _Handed(Values):
+def violation_of(
+    contract: Contract, rule: Deferred, values: Values, observed: str, expected: str, argument: str | None
+) -> Violation:
+    """The violation of a rule that was judged apart from its call."""
+    reason = rule.rule.reason
+    return Violation(
+        operator=contract.name,
+        rule_id=rule.rule.id,
+        cost_class=rule.clause.cost_class,
+        certain=rule.clause.certain,
+        argument=argument or ast.unparse(rule.tensors[0]),
+        observed=observed,
+        expected=expected,
+        because=text_of(values, reason.because),
+        hint=text_of(values, reason.hint),
+        contract_id=contract.id,
+        contract_hash=contract.hash,
+        blames="operator" if rule.rule.promised else "caller",
+        error=reason.error,
+    )
+
+
+class Handed(Values):
     """The values of a call as far as they were handed to a rule, each by how it is written in the rule."""
 
     def __init__(self, rule: Deferred, tensors: list[Any], facts: list[Any], constants: Mapping[str, Any]) -> None:
@@ -109,10 +137,12 @@ class _Handed(Values):
         return self._known.get(ast.unparse(node), self)
 
     def raw(self, node: ast.expr) -> Any:
+        """As of a call, where it was handed on."""
         found = self._handed(node)
         return super().raw(node) if found is self else found
 
     def tensor(self, node: ast.expr) -> Any:
+        """As of a call, where it was handed on."""
         found = self._handed(node)
         return super().tensor(node) if found is self else found
 

@@ -18,6 +18,7 @@ from llm_op_guard.contract.path import Path
 from llm_op_guard.guard.deferred import Deferred, asks_values, deferred
 from llm_op_guard.guard.draft import Draft, comment, indented, steps_source
 from llm_op_guard.guard.expression_source import ExpressionWriter
+from llm_op_guard.guard.late import LateRule, late_rule
 from llm_op_guard.guard.names import Names
 from llm_op_guard.guard.plan import Plan
 from llm_op_guard.guard.steps import Agree, Decide, Demand, Given, Keep, Let, Match, Read, Solve, Step, Telling
@@ -30,7 +31,8 @@ CHECK = "check"
 class CheckSource:
     """The text of a check; the sets of dtypes and the constants that it names; what it calls its variables.
 
-    `deferred` are the rules that it leaves to the program where it is traced, by the numbers that it calls them.
+    `deferred` are the rules that it leaves to the program where it is traced, by the numbers that it calls them, `late`
+    those whose verdict it need not wait for.
     """
 
     text: str
@@ -38,6 +40,7 @@ class CheckSource:
     constants: dict[str, Any]
     names: Names
     deferred: tuple[Deferred, ...] = ()
+    late: tuple[LateRule, ...] = ()
 
     @cached_property
     def used(self) -> frozenset[str]:
@@ -45,31 +48,33 @@ class CheckSource:
         return names_in_code(self.text)
 
 
-def check_source(plan: Plan, *, counted: bool = False, noted: bool = False) -> CheckSource:
+def check_source(plan: Plan, *, counted: bool = False, noted: bool = False, late: bool = False) -> CheckSource:
     """The source of the function `check` for a plan.
 
     Before the call it takes `plan.parameters` and returns what the check after the call needs; after the call it
     takes `(result, state)`. `counted` adds one tally for each checked call, `noted` a note of what was
-    accepted, which is returned where no check comes after. The names that begin with an underscore
-    are those that `compile` puts in its namespace.
+    accepted, which is returned where no check comes after. `late` asks of rules that may be told late whether they can
+    be, before it judges them. The names that begin with an underscore are those that `compile` puts in its namespace.
     """
-    writer = _CheckWriter(plan, counted, noted)
+    writer = _CheckWriter(plan, counted, noted, late)
     names = writer.draft.names
     text = writer.text()
-    return CheckSource(text, names.dtype_sets, names.constants, names, tuple(writer.deferred))
+    return CheckSource(text, names.dtype_sets, names.constants, names, tuple(writer.deferred), tuple(writer.late))
 
 
 Block = tuple[tuple[Given, ...], list[str]]
 
 
 class _CheckWriter:
-    def __init__(self, plan: Plan, counted: bool, noted: bool) -> None:
+    def __init__(self, plan: Plan, counted: bool, noted: bool, late: bool) -> None:
         self.plan = plan
         self.counted = counted
         self.noted = noted
         self.draft = Draft(plan)
         self.types = TypeWriter(self.draft)
         self.deferred: list[Deferred] = []
+        self.asks_late = late
+        self.late: list[LateRule] = []
 
     def text(self) -> str:
         blocks: list[tuple[bool, Block]] = []
@@ -92,6 +97,8 @@ class _CheckWriter:
             untraced.insert(0, "_reads = {}")
         if self.plan.forgets and not self.plan.after_call:
             untraced.append(f"_tokens = {self._forgets()}")
+        if self.late:
+            untraced = ["_taken = []", *untraced, "_late.send(_taken)"]
         body = always + (["if not _tracing():", *indented(untraced)] if untraced else [])
         if self.deferred:
             body += ["elif _defers():", *indented(self._nested(traced))]
@@ -129,6 +136,11 @@ class _CheckWriter:
             yield "if not _tracing():"
             yield "    _tally()"
         state = list(self._state())
+        if self.late:
+            yield "if not _tracing():"
+            yield "    _error = _late.told()"
+            yield "    if _error is not None:"
+            yield "        raise _error"
         yield "try:"
         yield from indented([*body, *state] or ["pass"])
         yield "except Exception:  # anything but a plain yes: explain decides"
@@ -293,6 +305,11 @@ class _CheckWriter:
         writer = self.draft.writer(step)
         yield comment(step.statement.id)
         broken = negated(step.statement.expr.node, writer)
+        if self.asks_late and (rule := late_rule(step.clause, self.draft.contract)) is not None:
+            tensors = "".join(f"{writer.raw(node)}, " for node in rule[0].tensors)
+            facts = "".join(f"{writer.value(node)}, " for node in rule[0].facts)
+            broken = f"not _late.takes(_taken, {len(self.late)}, ({tensors}), ({facts})) and ({broken})"
+            self.late.append(rule)
         yield from self.draft.judged(step, broken, writer)
 
     def _keep(self, step: Keep) -> Iterator[str]:

@@ -8,7 +8,8 @@ from typing import Any, Literal, Self
 
 from llm_op_guard.contract.model import CostClass
 from llm_op_guard.errors import GUARD_ERRORS, GuardError
-from llm_op_guard.guard.call import Call, to_json
+from llm_op_guard.guard.call import Call
+from llm_op_guard.guard.call_json import to_json
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,21 @@ class LastSeen:
 
 
 @dataclass(frozen=True)
+class ToldLate:
+    """That a verdict was not waited for: which call of its guard it is about, and how many guarded calls began since.
+
+    Calls are those of guards with rules that may be told late, from the start of the process.
+    """
+
+    call: int
+    calls_later: int
+
+    def __str__(self) -> str:
+        later = f"{self.calls_later} guarded call{'s' if self.calls_later != 1 else ''} later"
+        return f"call {self.call} of this operator; told {later}"
+
+
+@dataclass(frozen=True)
 class Violation:
     """One broken rule.
 
@@ -119,8 +135,8 @@ class Violation:
     symbols of the rule got their values, `because` why the rule holds, `hint` the likely cause. `site` is where the
     guard is installed, `call_site` who called it, `blames` whose rule it was to keep: the caller's, or (a promise of
     the contract) the operator's. `waived` is the reason of the waiver that let it pass, if one did. `last_seen` is
-    where the tensor was before, if `track` is on and it is known. `call` are the arguments as data, without what
-    tensors hold: what a capsule is made of.
+    where the tensor was before, if `track` is on and it is known. `told_late` says which call it is about, where the
+    verdict was not waited for. `call` are the arguments as data, without what tensors hold: what a capsule is made of.
     """
 
     operator: str
@@ -142,6 +158,7 @@ class Violation:
     blames: Literal["caller", "operator"] = "caller"
     waived: str | None = None
     last_seen: LastSeen | None = None
+    told_late: ToldLate | None = None
     call: Call | None = field(default=None, compare=False, repr=False)
 
     @property

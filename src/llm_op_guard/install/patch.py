@@ -29,6 +29,7 @@ _COMPILER = "torch._dynamo.convert_frame"
 
 _Check = Callable[..., Any]
 _CheckResult = Callable[..., None]
+_Around = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _lock = threading.RLock()  # reentrant: deleting a check may run a finaliser that disarms another patch
 _serial = itertools.count(1)
@@ -106,7 +107,7 @@ class Patch:
         self.call: FunctionType = _rebuild(function, function.__code__)
         _calls.add(self.call)
         self._original = function.__code__
-        self._armings: dict[tuple[_Check, _CheckResult | None], _Arming] = {}
+        self._armings: dict[tuple[_Check, _CheckResult | None, _Around | None], _Arming] = {}
         self._current: _Arming | None = None
 
     @property
@@ -115,12 +116,13 @@ class Patch:
         current = self._current
         return current is not None and self.function.__code__ is current.code
 
-    def arm(self, check: _Check, check_result: _CheckResult | None = None) -> None:
+    def arm(self, check: _Check, check_result: _CheckResult | None = None, around: _Around | None = None) -> None:
         """Run `check(*parameters)` before each call and `check_result(result, what the check returned)` after it.
 
-        What they raise reaches the caller. An armed patch changes over to the new checks; calls in flight finish
-        with the old ones. A check (hashable, as functions are) is kept, and compiled callers with it: one that comes
-        back costs them no recompilation.
+        `around` makes what is called in between of what does as the original code. What the checks raise reaches the
+        caller. An armed patch changes over to the new checks; calls in flight finish with the old ones. A check
+        (hashable, as functions are) is kept, and compiled callers with it: one that comes back costs them no
+        recompilation.
 
         Raises RuntimeError when the function's code is neither the original nor ours.
         """
@@ -128,7 +130,7 @@ class Patch:
             leaving = self._in_place()
             if leaving is None and self.function.__code__ is not self._original:
                 raise RuntimeError(f"somebody else changed the code of {self.function.__qualname__}: not guarded")
-            arming = self._arming(check, check_result)
+            arming = self._arming(check, check_result, around)
             _retired.discard(arming)
             arming.enter()  # before the code that needs the names
             self.function.__code__ = arming.code
@@ -160,19 +162,20 @@ class Patch:
         code = self.function.__code__
         return next((arming for arming in self._armings.values() if arming.code is code), None)
 
-    def _arming(self, check: _Check, check_result: _CheckResult | None) -> _Arming:
-        key = (check, check_result)  # by equality: a bound method is a new object each time it is named
+    def _arming(self, check: _Check, check_result: _CheckResult | None, around: _Around | None) -> _Arming:
+        key = (check, check_result, around)  # by equality: a bound method is a new object each time it is named
         if key not in self._armings:
-            arming = self._armings[key] = self._new_arming(check, check_result)
+            arming = self._armings[key] = self._new_arming(check, check_result, around)
             # A function that is gone needs no names; its module, which holds them, stays.
             weakref.finalize(self.function, _gone.append, arming).atexit = False
         return self._armings[key]
 
-    def _new_arming(self, check: _Check, check_result: _CheckResult | None) -> _Arming:
+    def _new_arming(self, check: _Check, check_result: _CheckResult | None, around: _Around | None) -> _Arming:
         home = self.function.__globals__
         # A second copy of this library may have numbered its own.
         names = next(names for names in map(Names.numbered, _serial) if names.check not in home)
-        injected: dict[str, Any] = {names.check: check, names.call: self.call}
+        call = self.call if around is None else around(self.call)
+        injected: dict[str, Any] = {names.check: check, names.call: call}
         if check_result is not None:
             injected[names.check_result] = check_result
 

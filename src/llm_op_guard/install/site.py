@@ -10,9 +10,10 @@ from types import FunctionType
 from llm_op_guard.guard import ledger
 from llm_op_guard.guard.asked import in_calls
 from llm_op_guard.guard.guard import Guard
+from llm_op_guard.guard.late import has_devices, noting
 from llm_op_guard.install.binding import PACKED, Binding
 from llm_op_guard.install.patch import Patch
-from llm_op_guard.policy import CLASSES, anywhere, is_paced
+from llm_op_guard.policy import CLASSES, Setting, Time, anywhere, settings_of_values
 
 logger = logging.getLogger("llm_op_guard")
 
@@ -33,7 +34,7 @@ class Site:
         self.patch = Patch(function, guard.parameters if binding is None else PACKED)
         self._binding = binding
         self._classes: frozenset[str] = frozenset()
-        self._ways = (False, False, False)
+        self._ways = (False, False, False, False)
         self._lock = threading.Lock()
 
     @property
@@ -45,23 +46,33 @@ class Site:
         """Check what the policy has switched on, or give the function its own code back when that is nothing."""
         with self._lock:
             classes = anywhere(self.guard.defaults, self.guard.names) & self.guard.classes
-            noted, paced = ledger.is_on(), is_paced(self.guard.defaults, self.guard.names)
-            ways = (noted, paced, in_calls())
+            settings = settings_of_values(self.guard.defaults, self.guard.names)
+            noted, paced = ledger.is_on(), any(setting.is_paced for setting in settings)
+            late = not noted and "B" in classes and self._tells_late(settings)
+            ways = (noted, paced, in_calls(), late)
             if classes == self._classes and ways == self._ways:
                 return
             self._classes, self._ways = classes, ways
             if not classes:
                 self._disarm()
                 return
-            check, check_result = self.guard.checks([c for c in CLASSES if c in classes], noted=noted, paced=paced)
+            wanted = [c for c in CLASSES if c in classes]
+            check, check_result = self.guard.checks(wanted, noted=noted, paced=paced, late=late)
             if self._binding is not None:
                 check = self._binding.around(check)
             try:
-                self.patch.arm(check, check_result)
+                self.patch.arm(check, check_result, noting if late else None)
                 vars(self.function).setdefault("__wrapped__", self.patch.call)
             except RuntimeError as error:
                 # Somebody patched the same function after us: theirs stays.
                 logger.warning("llm-op-guard steps aside at %s: %s", self.name, error)
+
+    def _tells_late(self, settings: list[Setting]) -> bool:
+        """Whether the verdict of a rule may come after its call, by these settings."""
+        times = {setting.time for setting in settings}
+        if times <= {Time.SYNC} or not self.guard.may_tell_late:
+            return False
+        return Time.ASYNC in times or has_devices()
 
     def remove(self) -> bool:
         """Restore the function; False when somebody else changed it since, and it was left alone."""

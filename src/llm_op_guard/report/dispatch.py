@@ -18,7 +18,7 @@ from llm_op_guard.guard.context import all_arguments, call_site, tensor_metadata
 from llm_op_guard.guard.guard import Guard
 from llm_op_guard.guard.ledger import last_seen
 from llm_op_guard.guard.violation import Violation, error_class
-from llm_op_guard.policy import Action, Policy, current
+from llm_op_guard.policy import Action, Policy, current, is_off
 from llm_op_guard.report.record import Record
 from llm_op_guard.report.text import render
 from llm_op_guard.waivers import Waiver, Waivers
@@ -60,13 +60,19 @@ class Dispatcher:
         waived is recorded and nothing else.
         """
         effective = current(guard.defaults, guard.names)
-        acted = [(violation, _action(effective, violation)) for violation in violations]
-        acted = [(violation, action) for violation, action in acted if action is not Action.OFF]
+        acted = [violation for violation in violations if _action(effective, violation) is not Action.OFF]
         whole = all_arguments(arguments)
-        dressed = _dressed(guard, [self._waived(guard, violation) for violation, _ in acted], whole, before)
-        for violation in dressed:
+        dressed = _dressed(guard, [self._waived(guard, violation) for violation in acted], whole, before)
+        return self._act(guard, dressed, effective)
+
+    def told_late(self, guard: Guard, violations: list[Violation], effective: Policy) -> GuardError | None:
+        """As `report`, for a call that is over, under the policy that held then; the violations say where it was."""
+        return None if is_off() else self._act(guard, [self._waived(guard, v) for v in violations], effective)
+
+    def _act(self, guard: Guard, violations: list[Violation], effective: Policy) -> GuardError | None:
+        for violation in violations:
             self.record.add(violation)
-        told = [(v, action) for v, (_, action) in zip(dressed, acted, strict=True) if v.waived is None]
+        told = [(v, _action(effective, v)) for v in violations if v.waived is None]
         if any(action is Action.RAISE for _, action in told):
             return _error([violation for violation, _ in told])
         fresh = []
@@ -125,6 +131,10 @@ class Dispatcher:
     def values_judged(self, guard: Guard, judged: bool) -> None:
         """Count a call of a guard whose policy leaves values out of some calls."""
         self.record.count_values(guard.site, judged)
+
+    def values_late(self, guard: Guard, judged: bool) -> None:
+        """Count a call of a guard whose verdict was not waited for."""
+        self.record.count_late(guard.site, judged)
 
     def _waived(self, subject: Subject, violation: Violation) -> Violation:
         waiver = self.waivers.matching(subject.site, violation.rule_id)

@@ -52,6 +52,8 @@ def findings(results: Sequence[Injected]) -> list[str]:
     lines: list[str] = []
     for result in results:
         name = result.contract
+        if not result.valid_calls:
+            lines.append(f"{name}: no valid call was found, so nothing was tried; does its contract allow one?")
         lines += [
             f"MISSED {name}: {c.rule} ({c.kind}, case {c.id}): {c.call}" for c in result.cases if c.guarded == MISSED
         ]

@@ -24,6 +24,7 @@ class Record:
         self._counts: Counter[tuple[str, str]] = Counter()
         self._false_alarms: Counter[tuple[str, str]] = Counter()
         self._values: Counter[tuple[str, bool]] = Counter()
+        self._late: Counter[tuple[str, bool]] = Counter()
         self.sink: JsonLines | None = None
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._in_a_fork)
@@ -76,6 +77,20 @@ class Record:
         with self._lock:
             return {site: (self._values[site, True], self._values[site, False]) for site, _ in self._values}
 
+    def count_late(self, site: str, judged: bool) -> None:
+        """Count a call whose verdict on values was not waited for: whether it came, or the queue was full."""
+        with self._lock:
+            self._late[site, judged] += 1
+
+    @property
+    def values_late(self) -> dict[str, tuple[int, int]]:
+        """By site, of how many calls the verdict on values came later, and of how many none was asked for.
+
+        The latter is so where the device is further behind than the queue is long (`B="async"`).
+        """
+        with self._lock:
+            return {site: (self._late[site, True], self._late[site, False]) for site, _ in self._late}
+
     @property
     def false_alarms(self) -> dict[tuple[str, str], int]:
         """How many false alarms were reported of each (site, rule id); the site is empty where nobody named it."""
@@ -107,6 +122,7 @@ class Record:
             self._counts.clear()
             self._false_alarms.clear()
             self._values.clear()
+            self._late.clear()
 
     def _in_a_fork(self) -> None:
         # A thread that is not in the child may have held it.

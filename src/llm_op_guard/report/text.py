@@ -56,6 +56,8 @@ def _reasons(violation: Violation, indent: str) -> list[str]:
         lines.append(f"{indent}because {violation.because}")
     if violation.hint:
         lines.append(f"{indent}likely cause: {violation.hint}")
+    if violation.told_late:
+        lines.append(f"{indent}{violation.told_late}")
     if violation.last_seen:
         lines.append(f"{indent}{violation.argument}: {violation.last_seen}")
     return lines

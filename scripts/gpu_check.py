@@ -1,0 +1,260 @@
+"""What late verdicts do on a CUDA device, checked and measured in less than three minutes: a table, and an exit status.
+
+    python scripts/gpu_check.py
+
+Exit status 0 when every check passed, 1 when one did not (speeds below what is aimed at are told and fail nothing), 2
+where there is no CUDA device. Needs torch with CUDA and this package; Triton comes with torch.
+"""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+import torch
+
+import llm_op_guard as og
+from llm_op_guard.guard.late import Probe, Range
+from llm_op_guard.values import by_torch, late, ring
+
+# (what was looked at, what came of it, what is aimed at, whether it is as it should be: None for what is only measured)
+Row = tuple[str, str, str, bool | None]
+
+NO_DEVICE = (
+    "gpu_check: this torch sees no CUDA device, so nothing was checked. Run it on a machine with one; "
+    "`make triton` tries the kernel in Triton's interpreter, and compiles it, without."
+)
+CONTRACT = "x: floating[N, _]\nrequire(finite(x), id='finite_x')\nrequire(absmax(x) < 100, id='small_x')"
+
+
+@og.guard(CONTRACT)
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    """Something to guard."""
+    return x * 2
+
+
+def bad(size: int = 64) -> torch.Tensor:
+    """On the device, with NaN as its last element but one."""
+    x = torch.ones(size, size, device="cuda")
+    x[-1, -2] = float("nan")
+    return x
+
+
+def asks_by_triton() -> Row:
+    """Whether the kernel is used at all, or torch's operations in its place."""
+    asked = late._launcher(torch.device("cuda", torch.cuda.current_device()))
+    return "asked by", "Triton" if asked is not None else "operations of torch", "Triton", asked is not None
+
+
+def answers() -> Row:
+    """Both ways of asking against the definitions on the processor, of every dtype."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    launch, memory, wrong, asked = late._launcher(device), ring.Ring(device), [], 0
+    ranges = (None, Range(0, 2, high_open=True), Range(-1, 1, allow=(7,)))
+    for name in ring.KINDS:
+        kind = getattr(torch, name)
+        for offset in (0, 1, 3):
+            on_cpu = (torch.arange(70_001) % 2).to(kind)
+            for place in (5, 40_000, 70_000):
+                on_cpu[place] = 3 if name != "bool" else 1
+                if kind.is_floating_point and place > 5:
+                    on_cpu[place] = float("nan")
+            x = on_cpu[offset:].cuda()
+            probes = [Probe(x, one) for one in ranges]
+            expected = _by_torch(ring.Ring(torch.device("cpu")), [Probe(on_cpu[offset:], one) for one in ranges])
+            found = [_by_torch(memory, probes)]
+            if launch is not None and (sent := launch(memory, 1, asked + 1, probes)) is not None:
+                torch.cuda.synchronize()
+                found.append(memory.answers(1, sent[0]) if memory.has(1, asked + 1) else [])
+            asked += 1
+            wrong += [f"{name} from {offset}" for one in found if _plain(one) != _plain(expected)]
+    told = f"{asked} tensors as on the processor" if not wrong else f"wrong: {', '.join(wrong[:4])}"
+    return "answers of every dtype", told, "as on the processor", not wrong
+
+
+def _by_torch(memory: ring.Ring, probes: list[Probe]) -> list[tuple[int, int, int]]:
+    by_torch.send(memory.memory, 0, 1, probes)
+    torch.cuda.synchronize()
+    return memory.answers(0, range(len(probes)))
+
+
+def _plain(found: list[tuple[int, int, int]]) -> list[tuple[int, ...]]:
+    """Where nothing is wrong, there is no place and no value."""
+    return [answer if answer[0] else (0,) for answer in found]
+
+
+def waits_for_nothing() -> Row:
+    """Guarded calls while torch makes an error of every wait; then the verdict."""
+    doubled(torch.ones(64, 64, device="cuda"))
+    og.flush()
+    x, wrong = torch.ones(64, 64, device="cuda"), bad()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(10):
+            doubled(x)
+        doubled(wrong)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    try:
+        og.flush()
+    except og.GuardError as error:
+        told = error.violations[0].observed
+        return "no wait in async mode", told, "x[63, 62] = nan", told.startswith("x[63, 62] = nan")
+    return "no wait in async mode", "the verdict did not come", "x[63, 62] = nan", False
+
+
+def captured() -> Row:
+    """A guarded call in a CUDA graph: it is captured and replayed as without guard."""
+    x = torch.ones(64, 64, device="cuda")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            doubled(x)
+    torch.cuda.current_stream().wait_stream(stream)
+    og.flush()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = doubled(x)
+    x.fill_(21.0)
+    graph.replay()
+    og.flush()
+    right = bool((y == 42.0).all())
+    return "capture and replay", "as without guard" if right else "another result", "as without guard", right
+
+
+CHILD = """
+import sys
+sys.path.insert(0, {path!r})
+import torch, llm_op_guard as og
+@og.guard("x: floating[_]\\nrequire(finite(x), id='finite_x')")
+def doubled(x): return x * 2
+og.set_policy(B="raise,async")
+x = torch.ones(1000, device="cuda")
+doubled(x)
+og.flush()
+x[7] = float("inf")
+doubled(x)
+torch.cuda.synchronize()
+try:
+    with og.watch():
+        torch.nn.functional.embedding(torch.tensor([99], device="cuda"), torch.ones(3, 4, device="cuda"))
+        torch.cuda.synchronize()
+except RuntimeError as error:
+    print("\\n".join(getattr(error, "__notes__", ())))
+"""
+
+
+def after_an_assertion() -> Row:
+    """In a process whose context dies: what was found before stands in a note of the error."""
+    program = CHILD.format(path=str(Path(__file__).resolve().parents[1] / "src"))
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=90)
+    right = "doubled: x[7] = inf" in ran.stdout
+    told = "x[7] = inf in the note" if right else f"no such note: {(ran.stdout + ran.stderr).strip()[-200:]!r}"
+    return "after a device-side assertion", told, "x[7] = inf in the note", right
+
+
+def seconds(work: Callable[[], Any], rounds: int) -> float:
+    """The median time of a piece of work on the device."""
+    for _ in range(3):
+        work()
+    times = []
+    for _ in range(rounds):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1000)
+    return sorted(times)[rounds // 2]
+
+
+def speeds() -> list[Row]:
+    """One probe of large tensors against isfinite().all() and a copy, by the time on the device."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    launch, memory = late._launcher(device), ring.Ring(device)
+    numbers = iter(range(1, 10**9))
+    rows: list[Row] = []
+    for name, megabytes in (("float32", 1), ("float32", 32), ("bfloat16", 1024), ("float32", 1024)):
+        kind = getattr(torch, name)
+        x = torch.ones(megabytes * 2**20 // kind.itemsize, dtype=kind, device="cuda")
+        y, probe = torch.empty_like(x), [Probe(x, None)]
+
+        def ours(probe: list[Probe] = probe) -> None:
+            number = next(numbers)
+            if launch is None or launch(memory, number % ring.SLOTS, number, probe) is None:
+                by_torch.send(memory.memory, number % ring.SLOTS, number, probe)
+
+        took = seconds(ours, 21)
+        slow = seconds(lambda x=x: torch.isfinite(x).all(), 21)
+        copied = seconds(lambda x=x, y=y: y.copy_(x), 21)
+        size = x.numel() * kind.itemsize
+        share = (size / took) / (2 * size / copied)
+        rows.append(
+            (
+                f"{megabytes} MB of {name}",
+                f"{size / took / 1e9:.0f} GB/s: {share:.2f} of a copy, {slow / took:.1f} times isfinite().all()",
+                "0.8 of a copy" if megabytes == 1024 else "",
+                None if megabytes < 1024 else share >= 0.8,
+            )
+        )
+    return rows
+
+
+def small() -> Row:
+    """What an async probe of a small tensor takes of the host's time."""
+    x = torch.ones(32, 32, device="cuda")
+
+    def took(setting: str) -> float:
+        with og.policy(B=setting):
+            for _ in range(50):
+                doubled(x)
+            og.flush()
+            start = time.perf_counter()
+            for _ in range(200):  # fewer than the ring has slots
+                doubled(x)
+            spent = (time.perf_counter() - start) / 200
+            og.flush()
+        return spent
+
+    with_probe, without = took("async"), took("off")
+    return "a probe of 4 KB, host", f"{(with_probe - without) * 1e6:.1f} µs a call", "", None
+
+
+def main() -> int:
+    """Check, print, and say whether all is as it should be."""
+    if not torch.cuda.is_available():
+        print(NO_DEVICE)
+        return 2
+    began = time.monotonic()
+    og.set_policy(B="raise,async")
+    rows: list[Row] = []
+    checks = (asks_by_triton, answers, waits_for_nothing, captured, after_an_assertion, small)
+    for check in checks:
+        try:
+            rows.append(check())
+        except Exception as error:
+            rows.append((check.__name__, f"{type(error).__name__}: {error}"[:200], "", False))
+    try:
+        rows += speeds()
+    except Exception as error:
+        rows.append(("speeds", f"{type(error).__name__}: {error}"[:200], "", False))
+    triton = getattr(sys.modules.get("triton"), "__version__", "none")
+    versions = f"torch {torch.__version__}, Triton {triton}, Python {platform.python_version()}"
+    print(f"{torch.cuda.get_device_name()}, {versions}")
+    print("| what | came out | aim | |\n| --- | --- | --- | --- |")
+    for what, found, aim, right in rows:
+        print(f"| {what} | {found} | {aim} | {'' if right is None else 'yes' if right else 'NO'} |")
+    print(f"took {time.monotonic() - began:.0f} s")
+    return int(any(right is False for _, _, aim, right in rows if not aim.endswith("of a copy")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

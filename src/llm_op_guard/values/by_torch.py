@@ -1,0 +1,78 @@
+"""The questions of a call in operations of torch: for what Triton cannot read, and where there is none.
+
+Nothing waits: the answers are made on the device and copied to the slot in the order of the stream. Needs memory for a
+piece of a tensor at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llm_op_guard.guard.late import Probe, Range
+from llm_op_guard.values import plain, ring
+from llm_op_guard.values.pieces import pieces
+
+# A device is kept busy by larger pieces than a processor's cache holds.
+_MOST_ELEMENTS = 1 << 22
+
+
+def send(memory: Any, slot: int, number: int, probes: Sequence[Probe]) -> None:
+    """Have the probes answered in a slot, by number: two questions stand for each row."""
+    import torch  # noqa: PLC0415 - only who has tensors
+
+    device = probes[0].tensor.device
+    with torch.no_grad():
+        answers = torch.stack([_answer(probe) for probe in probes]).reshape(-1)
+        numbers = torch.full((1,), number, dtype=torch.int64, device=device)
+        start = ring.ANSWERS_AT
+        memory[slot, start : start + len(answers)].copy_(answers, non_blocking=True)
+        # A copy of its own, behind the answers in the stream: whoever sees the number sees them.
+        memory[slot, :1].copy_(numbers, non_blocking=True)
+
+
+def _answer(probe: Probe) -> Any:
+    """How many elements are wrong, the place of the first in row order, and its bits: three words on the device."""
+    import torch  # noqa: PLC0415
+
+    x = probe.tensor.detach()
+    zero = torch.zeros((), dtype=torch.int64, device=x.device)
+    count, first, bits, before = zero, zero, zero, 0
+    for piece in pieces(x, most=_MOST_ELEMENTS):
+        part = piece.part
+        if part.numel() == 0:
+            continue
+        wrong = plain.not_finite(part) if probe.range is None else _outside(part, probe.range)
+        wrong = wrong.reshape(-1)
+        here = wrong.sum()
+        place = wrong.view(torch.uint8).argmax()
+        is_first = (count == 0) & (here > 0)
+        element = _bits(part.reshape(-1)).index_select(0, place.reshape(1)).reshape(())
+        first = torch.where(is_first, before + place, first)
+        bits = torch.where(is_first, element.to(torch.int64), bits)
+        count = count + here
+        before += part.numel()
+    return torch.stack((count, first, bits))
+
+
+def _outside(x: Any, asked: Range) -> Any:
+    import torch  # noqa: PLC0415
+
+    y, offset, whole = plain.comparable(x)
+    low, high, sentinels = ring.closed(asked, whole=whole)
+    if not whole:
+        wrong = ~((y >= low) & (y <= high))
+    elif low - offset > ring.MOST or high - offset < ring.LEAST:
+        wrong = torch.ones_like(y, dtype=torch.bool)
+    else:
+        wrong = ~((y >= max(low - offset, ring.LEAST)) & (y <= min(high - offset, ring.MOST)))
+    for sentinel in sentinels:
+        if not whole or ring.LEAST <= sentinel - offset <= ring.MOST:
+            wrong &= y != sentinel - offset
+    return wrong
+
+
+def _bits(x: Any) -> Any:
+    import torch  # noqa: PLC0415
+
+    return x.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize])

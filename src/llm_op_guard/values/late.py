@@ -1,0 +1,330 @@
+"""What was asked on devices and not told yet: put there by guards, told at a later call, at `flush`, or at exit.
+
+A call whose answer is not there is never waited for but in `flush`. Where the device is so far behind that its ring is
+full, a call is let go and counted. What waits is metadata and rules, no tensor.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import sys
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from llm_op_guard.errors import GuardError, GuardWarning
+from llm_op_guard.guard import late
+from llm_op_guard.guard.late import LateCall, Probe, Verdict
+from llm_op_guard.guard.reading import NotApplicable
+from llm_op_guard.guard.violation import Violation
+from llm_op_guard.policy import is_off
+from llm_op_guard.values import by_torch, ring
+from llm_op_guard.values.ring import Look, Ring
+
+logger = logging.getLogger("llm_op_guard")
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A call that was asked: its number and slot, the answers that it waits for, and what they are about."""
+
+    call: LateCall
+    device: _Device
+    number: int
+    slot: int
+    questions: list[int]
+    looks: list[Look]
+    verdicts: list[Verdict] | None = field(default=None)
+
+    def is_answered(self) -> bool:
+        """Whether the verdicts are there; takes them out of the slot."""
+        if self.verdicts is None and self.device.ring.has(self.slot, self.number):
+            answers = self.device.ring.answers(self.slot, self.questions)
+            self.verdicts = [look.verdict(*answer) for look, answer in zip(self.looks, answers, strict=True)]
+            self.device.busy[self.slot] = None
+        return self.verdicts is not None
+
+
+class _Device:
+    """The ring of one device, who waits in which slot, and how the device is asked."""
+
+    def __init__(self, device: Any) -> None:
+        self.ring = Ring(device)
+        self.busy: list[_Waiting | None] = [None] * self.ring.slots
+        self.asked = 0
+        self._launch = _launcher(device)
+
+    def ask(self, call: LateCall, probes: Sequence[Probe]) -> _Waiting | None:
+        """Ask; None where the ring is full."""
+        number = self.asked + 1
+        slot = number % self.ring.slots
+        former = self.busy[slot]
+        if former is not None and not former.is_answered():
+            return None
+        self.asked = number
+        sent = self._launched(slot, number, probes)
+        if sent is None:
+            by_torch.send(self.ring.memory, slot, number, probes)
+            sent = list(range(len(probes))), [ring.look_of(probe.tensor) for probe in probes]
+        waiting = self.busy[slot] = _Waiting(call, self, number, slot, *sent)
+        return waiting
+
+    def _launched(self, slot: int, number: int, probes: Sequence[Probe]) -> tuple[list[int], list[Look]] | None:
+        if self._launch is None:
+            return None
+        try:
+            return self._launch(self.ring, slot, number, probes)
+        except NotApplicable:
+            raise
+        except Exception as error:  # no compiler, or a Triton that the kernel was not made for
+            logger.warning("Triton cannot be used on %s (%s): values are asked for by torch", self.ring.device, error)
+            self._launch = None
+            return None
+
+    def wait(self) -> None:
+        """Wait for all work of the device; where it is lost, there is nothing to wait for."""
+        if self.ring.device.type != "cuda":
+            return
+        import torch  # noqa: PLC0415
+
+        try:
+            torch.cuda.synchronize(self.ring.device)
+        except RuntimeError as error:
+            logger.info("%s does not answer any more: %s", self.ring.device, error)
+
+
+# Asks with one launch: (the questions of the answers, what they are about), or None where it cannot.
+_Launch = Callable[[Ring, int, int, Sequence[Probe]], tuple[list[int], list[Look]] | None]
+
+
+def _launcher(device: Any) -> _Launch | None:
+    """What asks with Triton; None where there is none."""
+    try:
+        from llm_op_guard.values import kernel  # noqa: PLC0415 - imports Triton
+    except Exception as error:  # none, or another version
+        logger.info("Triton cannot be used on %s: %s", device, error)
+        return None
+    return kernel.Launcher(device).ask if kernel.runs_on(device) else None
+
+
+class LateQueue:
+    """What is under way in this process: by device where it is asked, by thread who is told."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._devices: dict[Any, _Device] = {}
+        self._waiting: dict[int, deque[_Waiting]] = {}
+        self._ends_with_process = False
+        if hasattr(os, "register_at_fork"):  # not on Windows
+            os.register_at_fork(after_in_child=self._in_a_fork)
+
+    def put(self, call: LateCall, probes: Sequence[Probe]) -> None:
+        """Ask for a call. Never waits and never raises."""
+        guard = call.guard
+        try:
+            with self._lock:
+                device = probes[0].tensor.device
+                if device not in self._devices:
+                    self._devices[device] = _Device(device)
+                waiting = self._devices[device].ask(call, probes)
+                if waiting is not None:
+                    self._waiting.setdefault(threading.get_ident(), deque()).append(waiting)
+                if not self._ends_with_process:
+                    self._ends_with_process = True
+                    atexit.register(self.end)
+        except NotApplicable:
+            return
+        except RuntimeError as error:  # the device is lost, or its memory is full
+            logger.info("values of a call of %s could not be asked for: %s", guard.operator, error)
+            waiting = None
+        except Exception as error:
+            guard.fail_inside(error)
+            return
+        if waiting is None:
+            guard.reporter.values_late(guard, False)
+
+    def told(self) -> Exception | None:
+        """Act on the verdicts that are there, of calls of this thread; the error to raise for one, if any."""
+        own = self._waiting.get(threading.get_ident())
+        while own:
+            with self._lock:
+                if not own or not own[0].is_answered():
+                    return None
+                waiting = own.popleft()
+            error = _act(waiting)
+            if error is not None:
+                return error
+        return None
+
+    def flush(self) -> None:
+        """Wait for all that is under way, of every thread, and act on it; raises GuardError as the policy says."""
+        with self._lock:
+            devices = list(self._devices.values())
+        for device in devices:
+            device.wait()
+        with self._lock:
+            answered = [waiting for waiting in self._unread() if waiting.is_answered()]
+            for thread, own in list(self._waiting.items()):
+                left = deque(waiting for waiting in own if waiting.verdicts is None)
+                self._waiting[thread] = left
+                if not left:
+                    del self._waiting[thread]
+        errors = [error for waiting in answered if (error := _act(waiting)) is not None]
+        if len(errors) == 1:
+            raise errors[0]
+        if errors:
+            violations = [violation for error in errors for violation in error.violations]
+            raise type(errors[0])("\n\n".join(error.message for error in errors), violations)
+
+    def end(self) -> None:
+        """Tell what is left when the process ends: an error can be raised no more, and is a warning."""
+        try:
+            self.flush()
+        except GuardError as error:
+            with contextlib.suppress(GuardWarning):
+                warnings.warn(GuardWarning(f"found when the process ended\n{error.message}"), stacklevel=1)
+
+    def postmortem(self) -> tuple[list[Violation], list[LateCall]]:
+        """What was found and not told, and the calls without an answer. Asks no device, and takes nothing away."""
+        found: list[Violation] = []
+        silent: list[LateCall] = []
+        with self._lock:
+            for waiting in sorted(self._unread(), key=lambda waiting: (waiting.number, waiting.call.begun)):
+                if not waiting.is_answered() or waiting.verdicts is None:
+                    silent.append(waiting.call)
+                elif not is_off():
+                    found += waiting.call.violations(waiting.verdicts)
+        return found, silent
+
+    def note(self, error: BaseException) -> None:
+        """Give an exception the text of `postmortem`; calls without an answer are told of where a device failed."""
+        try:
+            found, silent = self.postmortem()
+            if found or (silent and isinstance(error, _of_devices())):
+                text = _text(found, silent)
+                if text not in getattr(error, "__notes__", ()):
+                    error.add_note(text)
+        except Exception:  # the error is what matters
+            logger.debug("no note could be given to an exception", exc_info=True)
+
+    def forget(self) -> None:
+        """Drop all that is under way; for tests."""
+        with self._lock:
+            self._devices.clear()
+            self._waiting.clear()
+
+    def _unread(self) -> list[_Waiting]:
+        return [waiting for own in self._waiting.values() for waiting in own]
+
+    def _in_a_fork(self) -> None:
+        # A thread that is not in the child may have held it; and devices answer their own process only.
+        self._lock = threading.RLock()
+        self._devices, self._waiting = {}, {}
+
+
+def _act(waiting: _Waiting) -> GuardError | None:
+    """Do with the verdicts on a call what its policy says; the error to raise, if any."""
+    guard, verdicts = waiting.call.guard, waiting.verdicts or []
+    try:
+        guard.reporter.values_late(guard, True)
+        violations = waiting.call.violations(verdicts)
+        return guard.reporter.told_late(guard, violations, waiting.call.policy) if violations else None
+    except GuardWarning:
+        raise  # warnings are errors here, and this one is the user's
+    except Exception as error:
+        guard.fail_inside(error)
+        return None
+
+
+queue = LateQueue()
+late.register(queue)
+
+
+# ---------------------------------------------------------------- for users
+
+
+def flush() -> None:
+    """Wait for the verdicts on values that were not waited for (`B="async"`), and raise, warn or record as the policy
+    of each call said; of several that raise, one error has all violations. Raises GuardError, and nothing of CUDA's.
+    """
+    queue.flush()
+
+
+_MOST_TOLD = 20
+
+
+def postmortem() -> str:
+    """What guards found on devices and could not tell yet, as a text; empty where there is nothing.
+
+    Asks no device: the answers lie in memory of the host, where they can be read after a device-side assertion, too.
+    """
+    return _text(*queue.postmortem())
+
+
+def _text(found: Sequence[Violation], silent: Sequence[LateCall]) -> str:
+    lines = []
+    if found:
+        lines.append("llm-op-guard found before this, and had not told yet:")
+        lines += [f"  {violation.summary} ({_circumstances(violation)})" for violation in found[:_MOST_TOLD]]
+        if len(found) > _MOST_TOLD:
+            lines.append(f"  … and {len(found) - _MOST_TOLD} more")
+    if silent:
+        first = silent[0]
+        lines.append(
+            f"llm-op-guard had no answer yet about the values of {len(silent)} guarded "
+            f"call{'s' if len(silent) > 1 else ''}, the first of them call {first.number} of {first.guard.operator}"
+        )
+    return "\n".join(lines)
+
+
+def _circumstances(violation: Violation) -> str:
+    parts = [f"rule {violation.rule_id}", str(violation.told_late)]
+    if violation.call_site is not None:
+        parts.append(f"called from {violation.call_site}")
+    return "; ".join(parts)
+
+
+@contextlib.contextmanager
+def watch() -> Iterator[None]:
+    """A `with` block whose exceptions get the text of `postmortem` as a note, where guards found something before."""
+    try:
+        yield
+    except Exception as error:
+        queue.note(error)
+        raise
+
+
+@cache
+def _of_devices() -> tuple[type[BaseException], ...]:
+    torch = sys.modules.get("torch")
+    kind = getattr(torch, "AcceleratorError", None)
+    return () if kind is None else (kind,)
+
+
+def watch_uncaught() -> None:
+    """Do as `watch` for exceptions that nobody catches, in any thread: by `sys.excepthook` and `threading.excepthook`.
+
+    What stood there is called as before. A second call changes nothing.
+    """
+    if getattr(sys.excepthook, "_notes_late_verdicts", False):
+        return
+    former, former_of_threads = sys.excepthook, threading.excepthook
+
+    def excepthook(kind: Any, error: BaseException, traceback: Any) -> None:
+        queue.note(error)
+        former(kind, error, traceback)
+
+    def excepthook_of_threads(arguments: Any) -> None:
+        if arguments.exc_value is not None:
+            queue.note(arguments.exc_value)
+        former_of_threads(arguments)
+
+    excepthook._notes_late_verdicts = True  # type: ignore[attr-defined]
+    sys.excepthook, threading.excepthook = excepthook, excepthook_of_threads

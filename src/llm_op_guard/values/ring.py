@@ -1,0 +1,236 @@
+"""Where a device leaves its answers: a ring of slots in memory that the host reads without asking the device.
+
+A slot is what one call asks and what it is answered, in 64-bit words: the number of the call, which is written last,
+then for each tensor its rows of questions, and for each question its answer. Reading takes no call of CUDA, so it works
+when the context is dead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from llm_op_guard.guard.late import MOST_PROBES, Number, Probe, Range, Verdict
+from llm_op_guard.guard.readable import unseen
+from llm_op_guard.values.pieces import gathered
+
+SLOTS = 256
+# A row is a tensor with up to two questions.
+ROWS = MOST_PROBES
+QUESTIONS = 2
+# Of a row: address, number of elements, what an element is, then low, high and two sentinels of each question.
+ROW_WORDS = 3 + 4 * QUESTIONS
+# Of a question: how many elements are wrong, which is the first, its bits.
+ANSWER_WORDS = 3
+# The number of the call and how many rows it has come first; rows and answers begin at a multiple of 16 bytes.
+ROWS_AT = 2
+ANSWERS_AT = ROWS_AT + ROWS * ROW_WORDS
+SLOT_WORDS = ANSWERS_AT + ROWS * QUESTIONS * ANSWER_WORDS
+
+# What an element is, by the name of its dtype: its number in a row, and its size.
+KINDS = {
+    "float32": (0, 4), "float64": (1, 8), "float16": (2, 2), "bfloat16": (3, 2), "float8_e5m2": (4, 1),
+    "float8_e4m3fn": (5, 1), "int64": (6, 8), "int32": (7, 4), "int16": (8, 2), "int8": (9, 1), "uint8": (10, 1),
+    "bool": (10, 1), "uint16": (11, 2), "uint32": (12, 4),
+}  # fmt: skip
+
+
+class Look(NamedTuple):
+    """How to read an answer about a tensor that may be gone: which of its axes are where in memory.
+
+    `axes` are those of `sizes`, from the slowest to the fastest; an axis that is not among them is expanded. Every
+    element in memory occurs `times` times.
+    """
+
+    dtype: Any
+    ndim: int
+    axes: tuple[int, ...]
+    sizes: tuple[int, ...]
+    times: int = 1
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the order in memory is another one than that of the tensor."""
+        return self.axes != tuple(sorted(self.axes))
+
+    def verdict(self, count: int, first: int, bits: int) -> Verdict:
+        """The answer, as it is told."""
+        if not count:
+            return Verdict(0)
+        index = [0] * self.ndim
+        for axis, size in zip(reversed(self.axes), reversed(self.sizes), strict=True):
+            first, index[axis] = divmod(first, size)
+        return Verdict(count * self.times, tuple(index), number_of(bits, self.dtype), self.in_memory)
+
+
+def look_of(x: Any) -> Look:
+    """Of a tensor in row order."""
+    return Look(x.dtype, x.ndim, tuple(range(x.ndim)), tuple(x.shape))
+
+
+def dense(x: Any) -> Look | None:
+    """Of a tensor whose elements, without those that are expanded, lie in memory without gaps; None for others."""
+    if x.is_contiguous():
+        return look_of(x)
+    if not gathered(x).is_contiguous():
+        return None
+    axes = [axis for axis in range(x.ndim) if x.shape[axis] == 1 or x.stride(axis) != 0]
+    axes.sort(key=lambda axis: -x.stride(axis))
+    times = math.prod(size for axis, size in enumerate(x.shape) if axis not in axes)
+    return Look(x.dtype, x.ndim, tuple(axes), tuple(x.shape[axis] for axis in axes), times)
+
+
+@unseen
+def number_of(bits: int, dtype: Any) -> Number:
+    """The number that an element of a dtype is, by its bits."""
+    import torch  # noqa: PLC0415 - only who has tensors
+
+    word = torch.tensor([bits], dtype=torch.int64, device="cpu")
+    number: Number = word.view(torch.uint8)[: dtype.itemsize].clone().view(dtype).item()
+    return number
+
+
+# ---------------------------------------------------------------- questions as words
+
+
+@functools.lru_cache(maxsize=4096)
+def question(asked: Range | None, dtype: Any) -> tuple[int, int, int, int] | None:
+    """The words of a question about elements of a dtype: low and high, both allowed, and two sentinels.
+
+    Of whole numbers as they are, else the bits of a float64. None where it cannot be put so.
+    """
+    import torch  # noqa: PLC0415 - only who has tensors
+
+    if not dtype.is_floating_point:
+        if asked is None:
+            return LEAST, MOST, LEAST, LEAST
+        low, high, sentinels = closed(asked, whole=True)
+        low, high = max(low, LEAST), min(high, MOST)
+        sentinels = tuple(s for s in sentinels if LEAST <= s <= MOST)
+        if low > high or len(sentinels) > 2:
+            return None
+        first, second, *_ = (*sentinels, low, low)
+        return int(low), int(high), int(first), int(second)
+    if asked is None:
+        most = torch.finfo(dtype).max
+        return _bits(-most), _bits(most), _NAN, _NAN
+    low, high, sentinels = closed(asked, whole=False)
+    if dtype is not torch.float64:  # compared in float32, of which the bounds have to be, too
+        low, high = _single_at_least(low), -_single_at_least(-high)
+        sentinels = tuple(s for s in sentinels if _single_at_least(s) == s)
+    if len(sentinels) > 2:
+        return None
+    first, second, *_ = (*map(_bits, sentinels), _NAN, _NAN)
+    return _bits(low), _bits(high), first, second
+
+
+LEAST, MOST = -(2**63), 2**63 - 1
+
+
+def closed(asked: Range, *, whole: bool) -> tuple[Number, Number, tuple[Number, ...]]:
+    """The smallest and the largest number in a range, and the sentinels: whole numbers, or those of float64."""
+    if whole:
+        low, high = _whole_at_least(asked.low, asked.low_open), -_whole_at_least(-asked.high, asked.high_open)
+        return low, high, tuple(int(s) for s in asked.allow if math.isfinite(s) and s == int(s))
+    nearest = _at_least(asked.low, asked.low_open), -_at_least(-asked.high, asked.high_open)
+    return *nearest, tuple(map(float, asked.allow))
+
+
+def _whole_at_least(bound: Number, is_open: bool) -> int:
+    """The smallest whole number that is not below a bound, or above it; beyond 64 bits for an infinity."""
+    if isinstance(bound, float) and math.isinf(bound):
+        return 2 * LEAST if bound < 0 else 2 * MOST
+    return math.floor(bound) + 1 if is_open else math.ceil(bound)
+
+
+def _at_least(bound: Number, is_open: bool) -> float:
+    """The smallest float64 that is not below a bound, or above it."""
+    try:
+        nearest = float(bound)
+    except OverflowError:
+        nearest = math.inf if bound > 0 else -math.inf
+    if nearest < bound or (is_open and nearest == bound):
+        return math.nextafter(nearest, math.inf)
+    return nearest
+
+
+def _single_at_least(bound: float) -> float:
+    """The smallest float32 that is not below a float64."""
+    try:
+        (nearest,) = struct.unpack("<f", struct.pack("<f", bound))
+    except OverflowError:
+        return math.inf if bound > 0 else _SINGLE_LEAST
+    if nearest >= bound or math.isnan(bound):
+        return float(nearest)
+    if nearest == 0:
+        return 2.0**-149
+    (bits,) = struct.unpack("<i", struct.pack("<f", nearest))
+    (above,) = struct.unpack("<f", struct.pack("<i", bits + (1 if nearest > 0 else -1)))
+    return float(above)
+
+
+_SINGLE_LEAST = -(2 - 2.0**-23) * 2.0**127
+
+
+def _bits(number: float) -> int:
+    (bits,) = struct.unpack("<q", struct.pack("<d", number))
+    return int(bits)
+
+
+_NAN = _bits(math.nan)
+
+
+# ---------------------------------------------------------------- the memory
+
+
+class Ring:
+    """Slots for the calls on one device; `memory` is the tensor that they are in: pinned, where there is a device."""
+
+    def __init__(self, device: Any, slots: int = SLOTS) -> None:
+        import torch  # noqa: PLC0415 - only who has tensors
+
+        self.device = device
+        self.slots = slots
+        with torch.inference_mode(mode=False):  # of an inference tensor nothing may be written elsewhere
+            self.memory = torch.zeros(
+                slots, SLOT_WORDS, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda"
+            )
+        self._words = (ctypes.c_int64 * (slots * SLOT_WORDS)).from_address(self.memory.data_ptr())
+
+    def write(self, slot: int, number: int, rows: Sequence[list[Any]]) -> None:
+        """What a call asks; its number, where the device takes it from, stands behind that of the last answer."""
+        start = slot * SLOT_WORDS
+        self._words[start + 1] = number
+        for at, row in enumerate(rows):
+            first = start + ROWS_AT + at * ROW_WORDS
+            self._words[first : first + ROW_WORDS] = row
+
+    def has(self, slot: int, number: int) -> bool:
+        """Whether a call is answered."""
+        return bool(self._words[slot * SLOT_WORDS] == number)
+
+    def answers(self, slot: int, questions: Sequence[int]) -> list[tuple[int, int, int]]:
+        """The answers to questions by their number (two for each row)."""
+        found = []
+        for question_number in questions:
+            first = slot * SLOT_WORDS + ANSWERS_AT + question_number * ANSWER_WORDS
+            count, index, bits = self._words[first : first + ANSWER_WORDS]
+            found.append((count, index, bits))
+        return found
+
+
+def grouped(probes: Sequence[Probe]) -> list[list[int]]:
+    """The probes by number in rows: up to two of one tensor."""
+    rows: list[list[int]] = []
+    for at, probe in enumerate(probes):
+        for row in rows:
+            if probes[row[0]].tensor is probe.tensor and len(row) < QUESTIONS:
+                row.append(at)
+                break
+        else:
+            rows.append([at])
+    return rows
