@@ -51,6 +51,7 @@ def outcomes(function: object, x: torch.Tensor, calls: int, ids: torch.Tensor | 
         ("require(within(undeclared, 0, 5))", True),
         ("require(within(undeclared, 0, 5), error=IndexError)", False),
         ("require(equal(x, x))", True),
+        ("require(within(ids, 0, embedding_rows(undeclared)))", False),
         ("require(x.shape[0] > 1)", False),
         ("require(all(finite(y) for y in undeclared))", True),
     ],

@@ -13,7 +13,8 @@ from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
 
 import llm_op_guard as og
-from llm_op_guard.guard import run_time
+from llm_op_guard.contract.vocabulary import FUNCTIONS, Function
+from llm_op_guard.guard import functions, run_time
 
 NAN = float("nan")
 CONTRACT = """
@@ -210,6 +211,26 @@ def test_rules_that_cannot_be_split_are_left_out() -> None:
     assert program([torch.ones(2), torch.full((2,), NAN)]).isnan().all()
     with pytest.raises(og.GuardError, match=r"xs\[0\]\[0\] = nan"):
         program([torch.full((2,), NAN), torch.ones(2)])
+
+
+def test_what_is_read_of_foreign_code_is_not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions that an integration declares may do what Dynamo cannot follow."""
+    import linecache
+
+    rows = Function("rows_of_a_test", "A", (("owner", "owner"),), "of a test")
+    monkeypatch.setitem(FUNCTIONS, rows.name, rows)
+    monkeypatch.setitem(functions.IMPLEMENTATIONS, rows.name, lambda owner: linecache.checkcache() or 5)
+    contract = (
+        "ids: int64[_]\nrequire(within(ids, 0, rows_of_a_test(owner)), id='in_table')\n"
+        "if rows_of_a_test(owner) > 3:\n    require(unique(ids), id='unique')\nrequire(lowest(ids) >= 0, id='low')"
+    )
+    guarded = og.guard(contract)(lambda ids, owner: ids + 1)
+    with pytest.raises(og.GuardError, match="ids"):
+        guarded(torch.tensor([7]), call)
+    program = compiled(guarded)
+    assert program(torch.tensor([7, 7]), call).tolist() == [8, 8]
+    with pytest.raises(og.GuardError, match="lowest"):
+        program(torch.tensor([-1]), call)
 
 
 def test_optional_arguments_that_are_not_there() -> None:

@@ -196,6 +196,10 @@ FUNCTIONS: dict[str, Function] = {
 }  # fmt: skip
 
 
+# Those of the language itself: their code is ours, and is traced as part of a program that is compiled.
+BUILT_IN = frozenset(FUNCTIONS)
+
+
 def declare(function: Function) -> None:
     """Add a function to the language: what an integration can read that the language cannot."""
     FUNCTIONS[function.name] = function

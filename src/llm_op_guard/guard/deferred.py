@@ -10,10 +10,10 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llm_op_guard.contract.expressions import is_read
+from llm_op_guard.contract.expressions import LOOPS, SEQUENCES, is_read
 from llm_op_guard.contract.model import Clause, Require
 from llm_op_guard.contract.path import path_of
-from llm_op_guard.contract.vocabulary import FUNCTIONS, RAW_KINDS
+from llm_op_guard.contract.vocabulary import BUILT_IN, FUNCTIONS, RAW_KINDS
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,19 @@ def _of_tensor(node: ast.expr) -> Iterator[_Part]:
                         yield from _parts(bound)
         case _:
             yield True, node if is_read(node) else None
+
+
+def is_traceable(node: ast.expr) -> bool:
+    """Whether what an expression asks of its arguments may be worked out by Dynamo, while it traces.
+
+    Functions that an integration declares read the source of foreign code, and what is `eager` changes between calls.
+    """
+    asked = {
+        part.func.id
+        for part in ast.walk(node)
+        if isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id not in LOOPS
+    }
+    return all(name in BUILT_IN and not FUNCTIONS[name].eager for name in asked - {*SEQUENCES})
 
 
 def asks_values(node: ast.expr) -> bool:

@@ -15,13 +15,26 @@ from typing import Any
 
 from llm_op_guard.contract.model import DtypeName, DtypeSet
 from llm_op_guard.contract.path import Path
-from llm_op_guard.guard.deferred import Deferred, asks_values, deferred
+from llm_op_guard.guard.deferred import Deferred, asks_values, deferred, is_traceable
 from llm_op_guard.guard.draft import Draft, comment, indented, steps_source
 from llm_op_guard.guard.expression_source import ExpressionWriter
 from llm_op_guard.guard.late import LateRule, late_rule
 from llm_op_guard.guard.names import Names
 from llm_op_guard.guard.plan import Plan
-from llm_op_guard.guard.steps import Agree, Decide, Demand, Given, Keep, Let, Match, Read, Solve, Step, Telling
+from llm_op_guard.guard.steps import (
+    Agree,
+    Decide,
+    Demand,
+    Given,
+    Keep,
+    Let,
+    Match,
+    Read,
+    Solve,
+    Step,
+    Telling,
+    expressions,
+)
 from llm_op_guard.guard.type_source import TypeWriter
 
 CHECK = "check"
@@ -221,10 +234,16 @@ class _CheckWriter:
     def _while_tracing(self, step: Step, lines: list[str], unknown: set[str]) -> Iterator[str]:
         """What a step of a value rule comes to in a program that is traced."""
         depends = {*step.needs, *(given.name for given in step.given)} & unknown
-        known = isinstance(step, Read) or (isinstance(step, Decide) and not asks_values(step.test.node))
-        if known and not depends:
+        if depends or (
+            isinstance(step, Decide | Demand) and not all(is_traceable(expr.node) for expr in expressions(step))
+        ):
+            parts = None
+        elif isinstance(step, Read) or (isinstance(step, Decide) and not asks_values(step.test.node)):
             yield from lines
-        elif isinstance(step, Demand) and not depends and (parts := deferred(step.clause)) is not None:
+            return
+        else:
+            parts = deferred(step.clause) if isinstance(step, Demand) else None
+        if parts is not None:
             yield from self._deferred(step, parts)
         else:
             unknown |= {*step.gives, getattr(step, "fact", None) or ""}
