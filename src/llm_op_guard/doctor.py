@@ -107,8 +107,8 @@ def describe_waivers() -> list[tuple[str, str]]:
 
 
 _DEFAULTS = {
-    "A": "raise,sync (default)",
-    "B": "raise,sync in contracts of your own and for token ids, off in the other shipped contracts (default)",
+    "A": "raise (default)",
+    "B": "raise in contracts of your own and for token ids, off in the other shipped contracts (default)",
 }
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 import llm_op_guard as og
-from llm_op_guard.contract.parse import parse_stubs
+from llm_op_guard.contract.parse import parse_body, parse_stubs
 from llm_op_guard.contract.vocabulary import FUNCTIONS
 
 DECLARED = """\
@@ -297,3 +297,9 @@ def test_every_argument_has_a_kind_that_is_never_judged(name: str) -> None:
                 assert "takes" in str(error), (call, error)
                 refused = True
         assert refused, (name, index)
+
+
+@pytest.mark.parametrize("lines", [("x: str", "x: object"), ("x: object", "x: str")])
+def test_of_several_declarations_the_narrower_counts_wherever_it_stands(lines: tuple[str, str]) -> None:
+    with pytest.raises(og.ContractError, match="x is a text and 0 a number: never equal"):
+        parse_body("\n".join([*lines, "require(x == 0)"]), "f", ("x",))

@@ -91,11 +91,14 @@ class Operands:
         if (conditions, after_call) not in self.by_branch:
             here = set(conditions)
             # What a suspect declaration says need not be so, nor what one says of another branch.
-            found = {
-                clause.statement.path: clause.statement.type
+            declared = [
+                clause.statement
                 for clause in self.contract.clauses
                 if isinstance(clause.statement, Declare) and clause.certain and here.issuperset(clause.conditions)
-            }
+            ]
+            # Of several about one path that of the fewest kinds, wherever it stands: the last put in is kept.
+            declared.sort(key=lambda one: (len(kinds_of(one.type)), one.type.text), reverse=True)
+            found = {one.path: one.type for one in declared}
             self.by_branch[conditions, after_call] = self._lasting(found) if after_call else dict(found)
         self.declared = self.by_branch[conditions, after_call]
 
