@@ -16,12 +16,14 @@ from llm_op_guard.contract.parse import parse_body
 from llm_op_guard.contract.path import Path
 from llm_op_guard.faults.build import Builder, Unbuildable, build
 from llm_op_guard.faults.judge import judge
+from llm_op_guard.guard import memory
 from llm_op_guard.guard.call import (
     Call,
     IdentitySpec,
     MappingSpec,
     ObjectSpec,
     SequenceSpec,
+    Spec,
     TensorSpec,
     TextSpec,
     TorchSpec,
@@ -226,3 +228,11 @@ def test_put_get_and_without() -> None:
     assert call.get(path) == 4 and call.get(Path("self", ("config", "sizes", (0,)))) is None
     assert call.without(path).get(path) is UNSET
     assert call.get(Path("q", ("weight",))) is UNSET
+
+
+@pytest.mark.parametrize("other", [3, None, ObjectSpec("object")])
+def test_the_identity_of_what_is_none_is_that_of_another_object(other: Spec) -> None:
+    filled = ObjectSpec("object", answers=((answer_key("recall", ("filled_by",)), IdentitySpec("other")),))
+    made = build(Call((("cache", filled), ("other", other))))
+    found = memory.recall(made["cache"], "filled_by")
+    assert (found == memory.Identity("object", 0)) is not isinstance(other, ObjectSpec)

@@ -26,6 +26,7 @@ from llm_op_guard.guard.call import (
     row_order,
 )
 from llm_op_guard.guard.functions import StandIn
+from llm_op_guard.guard.reading import NotApplicable
 
 # More elements than that are made on the device "meta" only.
 MOST_ELEMENTS = 1 << 24
@@ -90,7 +91,10 @@ class Builder:
             owner = made.get(root)
             for name in names:
                 owner = getattr(owner, name, None)
-        return memory.identity(owner) if owner is not None else memory.Identity("object", 0)
+        try:
+            return memory.identity(owner)
+        except NotApplicable:  # nothing that could be remembered: some object that is not of this call
+            return memory.Identity("object", 0)
 
     def _object(self, spec: ObjectSpec, where: str) -> StandIn:
         made = StandIn(**{name: self.built(part, f"{where}.{name}") for name, part in spec.attributes})
