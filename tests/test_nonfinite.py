@@ -26,6 +26,7 @@ import llm_op_guard as og
 from llm_op_guard import seeking
 from llm_op_guard.cli import main as command
 from llm_op_guard.nonfinite import tensors
+from llm_op_guard.nonfinite.calls import uncompiled
 from llm_op_guard.report.terminal import Terminal
 
 INF, NAN = math.inf, math.nan
@@ -718,6 +719,30 @@ def test_watchers_side_by_side() -> None:
         thread.join()
     assert answers[0] is not None and answers[0].name == "1"
     assert answers[1] is None
+
+
+def test_programs_are_compiled_again_when_the_last_of_several_watchers_ends() -> None:
+    """Whether torch compiles is said for all threads at once, and so it is the last to end who restores it."""
+    from torch._dynamo.testing import CompileCounter
+
+    began, ended = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with uncompiled(always=True):
+            began.set()
+            ended.wait(10)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    began.wait(10)
+    with uncompiled(always=True):
+        ended.set()
+        thread.join()
+        counter = CompileCounter()
+        torch.compile(lambda x: x + 1, backend=counter)(torch.ones(1))
+        assert counter.frame_count == 0, "the other one watches still"
+    torch.compile(lambda x: x + 1, backend=counter)(torch.ones(1))
+    assert counter.frame_count == 1
 
 
 def test_somebody_elses_replacement_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,9 @@ class Observer(Protocol):
 _lock = threading.Lock()
 _observers: tuple[Observer, ...] = ()
 _original: Callable[..., Any] | None = None  # set once
+# How many blocks are open in which nothing is compiled, and what they changed.
+_uncompiled = 0
+_stance = contextlib.ExitStack()
 
 
 def _watched(module: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -83,14 +86,25 @@ def uncompiled(*, always: bool = False) -> Iterator[None]:
     """A `with` block in which torch.compile'd code runs as it was written, so that its modules are called one by one.
 
     Unless `always`, only where a compiler has been loaded: nothing is compiled otherwise, and loading it takes seconds.
+    Torch knows one stance for all threads, and blocks may overlap: the last to end restores it.
     """
+    global _uncompiled  # noqa: PLW0603
     if not always and "torch._dynamo" not in sys.modules:
         yield
         return
     import torch  # noqa: PLC0415
 
-    with torch.compiler.set_stance("force_eager"):
+    with _lock:
+        if _uncompiled == 0:
+            _stance.enter_context(torch.compiler.set_stance("force_eager"))
+        _uncompiled += 1
+    try:
         yield
+    finally:
+        with _lock:
+            _uncompiled -= 1
+            if _uncompiled == 0:
+                _stance.close()
 
 
 @contextlib.contextmanager
