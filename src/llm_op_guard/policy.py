@@ -303,22 +303,18 @@ def current(defaults: Policy, names: Sequence[str] = ()) -> Policy:
     return _blocks(_local.get(), names).over(_state.base(names)).over_defaults(defaults)
 
 
-def anywhere(defaults: Policy, names: Sequence[str] = ()) -> frozenset[str]:
-    """The classes that are on in the process or in any `with` block that is open now, in any thread."""
+def anywhere(defaults: Policy, names: Sequence[str] = ()) -> list[Policy]:
+    """What is in force in the process, and in each `with` block that is open now, in any thread."""
     with _state.lock:
         if _state.forced_off():
-            return frozenset()
+            return [OFF]
         base = _state.base(names)
-        policies = [_blocks(entered, names).over(base).over_defaults(defaults) for entered in ((), *_state.entered)]
-        return frozenset(name for name in CLASSES if any(p.action(name) is not Action.OFF for p in policies))
+        return [_blocks(entered, names).over(base).over_defaults(defaults) for entered in ((), *_state.entered)]
 
 
-def settings_of_values(defaults: Policy, names: Sequence[str] = ()) -> list[Setting]:
-    """The settings of class B in the process and in each `with` block that is open now."""
-    with _state.lock:
-        base = _state.base(names)
-        policies = [_blocks(entered, names).over(base).over_defaults(defaults) for entered in ((), *_state.entered)]
-        return [policy.B for policy in policies if policy.B is not None]
+def switched_on(policies: Sequence[Policy]) -> frozenset[str]:
+    """The classes that are on in any of several policies."""
+    return frozenset(name for name in CLASSES if any(p.action(name) is not Action.OFF for p in policies))
 
 
 def _blocks(entered: Sequence[Scoped], names: Sequence[str]) -> Policy:

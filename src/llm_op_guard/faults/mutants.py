@@ -61,11 +61,16 @@ class Mutant:
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
-def breakable(contract: Contract) -> list[Rule]:
-    """The rules that a call can break: neither promises, which the operator keeps, nor those that are never false."""
+def promised(contract: Contract) -> list[Rule]:
+    """The rules that the operator keeps: those about its result, and about what it leaves behind."""
     late = {id(clause.statement) for clause in contract.clauses if clause.after_call}
-    never = unbreakable(contract)
-    return [rule for rule in contract.rules if id(rule.statement) not in late and rule.id not in never]
+    return [rule for rule in contract.rules if id(rule.statement) in late]
+
+
+def breakable(contract: Contract) -> list[Rule]:
+    """The rules that a call can break: neither promises, nor those that are never false."""
+    kept, never = {id(rule.statement) for rule in promised(contract)}, unbreakable(contract)
+    return [rule for rule in contract.rules if id(rule.statement) not in kept and rule.id not in never]
 
 
 def mutants(
@@ -89,12 +94,12 @@ def mutants(
                 if told is not None:
                     told(new)
                 if new is not None:
-                    _keep(found, new, edit, judgement.call)
+                    keep(found, new, edit.kind, judgement.call)
     random_of = random.Random(seed)
     for rule in rules:
         if not any(not mutant.others for mutant in found[rule.id].values()):
             for edit, new, origin in _searched(made_of, rule, valid, random_of):
-                _keep(found, new, edit, origin)
+                keep(found, new, edit.kind, origin)
     return {rule: _best(list(kinds.values())) for rule, kinds in found.items()}
 
 
@@ -171,13 +176,14 @@ def _from_another_call(call: Call, path: Path, other: Call) -> Iterator[Edit]:
         yield Edit("an object of another call", path, call.put(path, its))
 
 
-def _keep(found: dict[str, dict[str, Mutant]], judgement: Judgement, edit: Edit, origin: Call) -> None:
+def keep(found: dict[str, dict[str, Mutant]], judgement: Judgement, kind: str, origin: Call) -> None:
+    """Note, by the rules in `found`, a call that breaks them: of a kind the one that breaks the fewest others."""
     for rule in judgement.broken:
         if rule in found:
             others = tuple(other for other in judgement.broken if other != rule)
-            known = found[rule].get(edit.kind)
+            known = found[rule].get(kind)
             if known is None or len(others) < len(known.others):
-                found[rule][edit.kind] = Mutant(rule, edit.kind, judgement.call, origin, others)
+                found[rule][kind] = Mutant(rule, kind, judgement.call, origin, others)
 
 
 def _best(made: list[Mutant]) -> list[Mutant]:

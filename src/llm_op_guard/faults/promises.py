@@ -13,7 +13,7 @@ from llm_op_guard.faults.edits import Edit, edits_at
 from llm_op_guard.faults.entry import before_return, known_before
 from llm_op_guard.faults.ingredients import Ingredient, Ingredients, ingredients
 from llm_op_guard.faults.judge import Judgement, judge
-from llm_op_guard.faults.mutants import MOST_OF_A_RULE, Mutant, distinct
+from llm_op_guard.faults.mutants import MOST_OF_A_RULE, Mutant, distinct, keep, promised
 from llm_op_guard.faults.solve import changed, hints_of, valid_calls
 from llm_op_guard.guard.capture import entry_of
 
@@ -30,12 +30,6 @@ class Returned:
 
     kept: list[Judgement]
     broken: dict[str, list[Mutant]]
-
-
-def promised(contract: Contract) -> list[Rule]:
-    """The rules that the operator keeps: those about its result, and about what it leaves behind."""
-    late = {id(clause.statement) for clause in contract.clauses if clause.after_call}
-    return [rule for rule in contract.rules if id(rule.statement) in late]
 
 
 def returned(contract: Contract, valid: list[Judgement], seed: int) -> Returned:
@@ -91,13 +85,7 @@ def _edits(made_of: Ingredients, start: Judgement) -> Iterator[Edit]:
 
 
 def _keep(kinds: dict[str, dict[str, Mutant]], judgement: Judgement, kind: str, start: Judgement) -> None:
-    for rule in judgement.broken:
-        if rule in kinds:
-            others = tuple(other for other in judgement.broken if other != rule)
-            known = kinds[rule].get(kind)
-            if known is None or len(others) < len(known.others):
-                origin = before_return(start.call)
-                kinds[rule][kind] = Mutant(rule, f"result: {kind}", judgement.call, origin, others)
+    keep(kinds, judgement, f"result: {kind}", before_return(start.call))
 
 
 def _search(

@@ -49,6 +49,10 @@ def _is_whole(path: Path | None, contract: Contract) -> bool:
     return bool(fixed) and all(isinstance(d, DtypeName | DtypeSet) and dtype_names(d) <= _WHOLE for d in fixed)
 
 
+# Of its own: what the program draws must not depend on guards.
+_chance = random.Random()
+
+
 class Pace:
     """The turns of one guard; `count` is told of each call whether it was judged in full."""
 
@@ -57,8 +61,6 @@ class Pace:
         self._names = names
         self._count = count
         self._calls = itertools.count()
-        # Of its own: what the program draws must not depend on guards.
-        self._chance = random.Random()
 
     def is_due(self) -> bool:
         """Whether value rules that may be left out are judged in this call."""
@@ -70,7 +72,7 @@ class Pace:
     def _is_turn(self, setting: Setting) -> bool:
         if setting.every != 1:
             return next(self._calls) % setting.every == 0
-        return setting.sample == 1 or self._chance.random() < setting.sample
+        return setting.sample == 1 or _chance.random() < setting.sample
 
 
 def paced(full: Checks, without: Checks, is_due: Callable[[], bool], is_tracing: Callable[[], bool]) -> Checks:

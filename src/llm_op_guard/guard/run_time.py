@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Protocol
 
 from llm_op_guard.contract.model import Contract
@@ -127,14 +127,14 @@ class Handed(Values):
         arguments: dict[str, Any] = {}
         self._known: dict[str, Any] = {}
         for node, value in (*zip(rule.facts, facts, strict=True), *zip(rule.tensors, tensors, strict=True)):
-            self._known[ast.unparse(node)] = value
+            self._known[_written(node)] = value
             path = path_of(node)
             if path is not None and is_tensor(value):
                 _put(arguments, path.root, path.steps, value)
         super().__init__(arguments, constants)
 
     def _handed(self, node: ast.expr) -> Any:
-        return self._known.get(ast.unparse(node), self)
+        return self._known.get(_written(node), self)
 
     def raw(self, node: ast.expr) -> Any:
         """As of a call, where it was handed on."""
@@ -151,6 +151,12 @@ class Handed(Values):
             return node.value
         found = self._handed(node)
         return super()._value(node) if found is self else plain(found)
+
+
+@lru_cache(maxsize=4096)
+def _written(node: ast.expr) -> str:
+    """How a part of a rule is written: asked for each part of it in each run of a program."""
+    return ast.unparse(node)
 
 
 def _put(arguments: dict[str, Any], root: str, steps: Sequence[Any], value: Any) -> None:

@@ -13,7 +13,7 @@ from llm_op_guard.guard.guard import Guard
 from llm_op_guard.guard.late import has_devices, noting
 from llm_op_guard.install.binding import PACKED, Binding
 from llm_op_guard.install.patch import Patch
-from llm_op_guard.policy import CLASSES, Setting, Time, anywhere, settings_of_values
+from llm_op_guard.policy import CLASSES, Setting, Time, anywhere, switched_on
 
 logger = logging.getLogger("llm_op_guard")
 
@@ -45,8 +45,9 @@ class Site:
     def adjust(self) -> None:
         """Check what the policy has switched on, or give the function its own code back when that is nothing."""
         with self._lock:
-            classes = anywhere(self.guard.defaults, self.guard.names) & self.guard.classes
-            settings = settings_of_values(self.guard.defaults, self.guard.names)
+            policies = anywhere(self.guard.defaults, self.guard.names)
+            classes = switched_on(policies) & self.guard.classes
+            settings = [policy.B for policy in policies if policy.B is not None]
             noted, paced = ledger.is_on(), any(setting.is_paced for setting in settings)
             late = not noted and "B" in classes and self._tells_late(settings)
             ways = (noted, paced, in_calls(), late)

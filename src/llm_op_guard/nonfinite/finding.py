@@ -6,13 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from llm_op_guard.guard.functions import NEAR
 from llm_op_guard.guard.violation import CallSite
 from llm_op_guard.report.text import place
 
 Kind = Literal["parameter", "buffer", "input", "output", "gradient"]
-
-# From there on the next overflow is near: a fourth of what the dtype holds.
-_NEAR = 0.25
 
 
 @dataclass(frozen=True)
@@ -145,7 +143,7 @@ class NonFinite:
             return f"nothing else in it is finite; {self.place.dtype} holds up to {limit:.5g}"
         share = largest / limit
         told = f"{share:.1%}" if share >= 0.001 else f"{share:.0e}"
-        near = "near to" if share >= _NEAR else "far from"
+        near = "near to" if share >= NEAR else "far from"
         return (
             f"the largest finite magnitude beside it is {largest:.5g}, {told} of what {self.place.dtype} holds "
             f"({limit:.5g}): {near} overflow"

@@ -14,6 +14,7 @@ from llm_op_guard.guard.readable import require_readable, unseen
 from llm_op_guard.guard.reading import UNSET, NotApplicable, is_a, is_tensor, optional_attribute
 from llm_op_guard.nonfinite.finding import Operand, Place
 from llm_op_guard.values import plain
+from llm_op_guard.values.extremes import extremes
 from llm_op_guard.values.locate import first_true
 
 # What a tensor holds that is not finite, as bits of one number.
@@ -109,12 +110,10 @@ def _positional(module: Any) -> list[str]:
 def kinds(x: Any) -> int | None:
     """What a tensor holds that is not finite; None for one whose values cannot be read here and now."""
     try:
-        y = _numbers(x)
+        y = _values(x)
         if y is None:
             return FINITE
-        import torch  # noqa: PLC0415
-
-        low, high = (float(extreme.item()) for extreme in torch.aminmax(y))
+        low, high = extremes(y)
     except _UNREADABLE:
         return None
     if math.isnan(low) or math.isnan(high):
@@ -122,17 +121,21 @@ def kinds(x: Any) -> int | None:
     return (ABOVE if high == math.inf else FINITE) | (BELOW if low == -math.inf else FINITE)
 
 
-def _numbers(x: Any) -> Any:
-    """The values in a dtype that torch compares, complex ones as pairs; None where none of them can be non-finite."""
+def _values(x: Any) -> Any:
+    """The values, complex ones as pairs; None where none of them can be non-finite."""
     require_readable(x)
     if not (x.dtype.is_floating_point or x.dtype.is_complex) or x.numel() == 0:
         return None
     import torch  # noqa: PLC0415
 
     x = x.detach()
-    if x.dtype.is_complex:
-        return torch.view_as_real(x.resolve_conj())
-    return x.float() if x.dtype.itemsize == 1 else x
+    return torch.view_as_real(x.resolve_conj()) if x.dtype.is_complex else x
+
+
+def _numbers(x: Any) -> Any:
+    """As `_values`, in a dtype that torch compares."""
+    y = _values(x)
+    return y.float() if y is not None and y.dtype.itemsize == 1 else y
 
 
 @unseen

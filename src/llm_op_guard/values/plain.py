@@ -8,7 +8,6 @@ about elements is defined by where it is broken, which `locate` asks as well: `n
 from __future__ import annotations
 
 import math
-import sys
 from typing import Any
 
 from llm_op_guard.guard.readable import require_readable, unseen
@@ -343,7 +342,7 @@ def compared(a: Any, where: Any) -> Any:
 
 def _at_least(y: Any, bound: Any, offset: int, whole: bool) -> Any:
     if not whole:
-        return y >= _not_below(bound)
+        return y >= nearest_from(bound)
     if isinstance(bound, float) and not math.isfinite(bound):
         return (y != y) if bound > 0 else (y == y)  # noqa: PLR0124 - nowhere, everywhere
     smallest = math.ceil(bound) - offset
@@ -352,13 +351,15 @@ def _at_least(y: Any, bound: Any, offset: int, whole: bool) -> Any:
     return (y != y) if smallest > 0 else (y == y)  # noqa: PLR0124 - nowhere, everywhere
 
 
-def _not_below(bound: Any) -> float:
-    """The smallest float64 that is not below a number."""
+def nearest_from(bound: Any, *, is_open: bool = False) -> float:
+    """The smallest float64 that is not below a number, or (`is_open`) that is above it."""
     try:
         nearest = float(bound)
     except OverflowError:
-        return math.inf if bound > 0 else -sys.float_info.max
-    return math.nextafter(nearest, math.inf) if nearest < bound else nearest
+        nearest = math.inf if bound > 0 else -math.inf
+    if nearest < bound or (is_open and nearest == bound):
+        return math.nextafter(nearest, math.inf)
+    return nearest
 
 
 def _fits_int64(value: int) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from llm_op_guard.guard.late import MOST_PROBES, Number, Probe, Range, Verdict
 from llm_op_guard.guard.readable import unseen
 from llm_op_guard.values.pieces import gathered
+from llm_op_guard.values.plain import nearest_from
 
 SLOTS = 256
 # A row is a tensor with up to two questions.
@@ -136,7 +137,7 @@ def closed(asked: Range, *, whole: bool) -> tuple[Number, Number, tuple[Number, 
     if whole:
         low, high = _whole_at_least(asked.low, asked.low_open), -_whole_at_least(-asked.high, asked.high_open)
         return low, high, tuple(int(s) for s in asked.allow if math.isfinite(s) and s == int(s))
-    nearest = _at_least(asked.low, asked.low_open), -_at_least(-asked.high, asked.high_open)
+    nearest = nearest_from(asked.low, is_open=asked.low_open), -nearest_from(-asked.high, is_open=asked.high_open)
     return *nearest, tuple(map(float, asked.allow))
 
 
@@ -145,17 +146,6 @@ def _whole_at_least(bound: Number, is_open: bool) -> int:
     if isinstance(bound, float) and math.isinf(bound):
         return 2 * LEAST if bound < 0 else 2 * MOST
     return math.floor(bound) + 1 if is_open else math.ceil(bound)
-
-
-def _at_least(bound: Number, is_open: bool) -> float:
-    """The smallest float64 that is not below a bound, or above it."""
-    try:
-        nearest = float(bound)
-    except OverflowError:
-        nearest = math.inf if bound > 0 else -math.inf
-    if nearest < bound or (is_open and nearest == bound):
-        return math.nextafter(nearest, math.inf)
-    return nearest
 
 
 def _single_at_least(bound: float) -> float:
