@@ -48,6 +48,7 @@ class _Own:
 
 _More = ParamSpec("_More")
 _Answer = TypeVar("_Answer")
+_Entry = tuple[weakref.ref[CodeType], dict[Any, _Answer]]
 
 
 def once_for_code(
@@ -59,22 +60,33 @@ def once_for_code(
     share their code and do something else, are asked for each time; the class that `super()` needs is none of these.
     """
     # By identity: code objects compare by value, and functions that differ in their defaults have equal ones.
-    answers: dict[int, tuple[weakref.ref[CodeType], dict[Any, _Answer]]] = {}
+    answers: dict[int, _Entry[_Answer]] = {}
 
     @functools.wraps(ask)
     def asked(function: FunctionType, /, *more: _More.args, **named: _More.kwargs) -> _Answer:
-        code = original_code(function)
-        if code.co_freevars not in ((), ("__class__",)):
-            return ask(function, *more, **named)
-        key = id(code)
-        if key not in answers:
-            answers[key] = weakref.ref(code, lambda _: answers.pop(key, None)), {}
-        known, call = answers[key][1], (id(function.__globals__), more, tuple(named.items()))
+        entry = answers.get(id(function.__code__))
+        if entry is None:
+            code = original_code(function)
+            if code.co_freevars not in ((), ("__class__",)):
+                return ask(function, *more, **named)
+            entry = _kept_for(code, answers, {})
+            # A wrapper of ours is known by itself, too: what it stands in front of never changes.
+            entry = _kept_for(function.__code__, answers, entry[1])
+        known = entry[1]
+        call = (id(function.__globals__), more, tuple(named.items())) if named else (id(function.__globals__), more)
         if call not in known:
             known[call] = ask(function, *more, **named)
         return known[call]
 
     return asked
+
+
+def _kept_for(code: CodeType, answers: dict[int, _Entry[_Answer]], known: dict[Any, _Answer]) -> _Entry[_Answer]:
+    """The entry of a code, for as long as it lives; a new one holds what is `known`."""
+    key = id(code)
+    if key not in answers:
+        answers[key] = weakref.ref(code, lambda _: answers.pop(key, None)), known
+    return answers[key]
 
 
 def fingerprint(function: object) -> Fingerprint | Refused:
@@ -129,15 +141,17 @@ def _digest_now(function: FunctionType) -> str:
     return code.digest if isinstance(code, Fingerprint) else ""
 
 
+# More decorators than any function has: where they go round, there is no end.
+_MOST_WRAPPED = 1000
+
+
 def innermost(function: object) -> FunctionType | Refused:
     """The plain function within methods, `staticmethod` and `classmethod` objects and `functools.wraps` decorators.
 
     A guarded function is itself, armed or not: where its source stands is not another function.
     """
     current: Any = function
-    visited: set[int] = set()
-    while id(current) not in visited:
-        visited.add(id(current))
+    for _ in range(_MOST_WRAPPED):
         if isinstance(current, FunctionType):
             wrapped = current.__dict__.get("__wrapped__")
             if wrapped is None or is_call(wrapped):
@@ -151,7 +165,7 @@ def innermost(function: object) -> FunctionType | Refused:
             if wrapped is None:
                 return Refused(f"not a Python function but {type(current).__name__}")
             current = wrapped
-    return Refused("its __wrapped__ leads back to itself")
+    return Refused("its __wrapped__ leads back to itself, or on and on")
 
 
 def function_syntax(function: FunctionType) -> ast.FunctionDef | ast.AsyncFunctionDef | Refused:

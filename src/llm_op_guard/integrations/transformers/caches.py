@@ -243,10 +243,17 @@ def _is_attention(layer: Any, cache: Any, method: str) -> bool:
 
 def _method(owner: Any, name: str) -> FunctionType | None:
     """The plain function that a class has under a name; None where the object has its own."""
-    if present(owner, name):
+    try:
+        own = owner.__dict__
+    except Exception:
+        own = None
+    if type(own) is dict and name in own:
         return None
-    found = next((cls.__dict__[name] for cls in type(owner).__mro__ if name in cls.__dict__), None)
-    return found if isinstance(found, FunctionType) else None
+    for cls in type(owner).__mro__:
+        if name in (methods := cls.__dict__):
+            found = methods[name]
+            return found if isinstance(found, FunctionType) else None
+    return None
 
 
 def _digest(owner: Any, name: str) -> str:

@@ -144,13 +144,12 @@ def decoder_layers(model: Any) -> int:
     if not forwards.runs_every_layer(_known_forward(model)) or _global_hooks(_BEFORE):
         raise NotApplicable
     # Every layer may be another one, or somebody's own: here each is looked at, and each pair of classes below, once.
-    kinds: dict[tuple[int, int], tuple[Any, Any]] = {}
-    for index, layer in enumerate(layers):
-        attention = _undisturbed(layer)["_modules"].get("self_attn")
-        layer_idx = _undisturbed(attention).get("layer_idx")
+    attentions = [own["_modules"].get("self_attn") for own in _undisturbed(*layers)]
+    for index, own in enumerate(_undisturbed(*attentions)):
+        layer_idx = own.get("layer_idx")
         if type(layer_idx) is not int or layer_idx != index:
             raise NotApplicable
-        kinds[id(type(layer)), id(type(attention))] = layer, attention
+    kinds = {(id(type(layer)), id(type(a))): (layer, a) for layer, a in zip(layers, attentions, strict=True)}
     for layer, attention in kinds.values():
         if not forwards.hands_cache_on(_known_forward(layer)):
             raise NotApplicable
@@ -180,14 +179,11 @@ def keeps_tokens(model: Any) -> bool:
     """Whether a causal LM gives logits for each of its tokens; raises NotApplicable where that is not certain."""
     decoder = _inner(model)
     takes_positions(decoder)
-    parts = [*_undisturbed(model)["_modules"].values(), *_undisturbed(decoder)["_modules"].values(), *_layers(decoder)]
-    kinds: dict[int, Any] = {}
-    for part in parts:
-        if part is None or _is_list(part):
-            continue
-        if _undisturbed(part).get(_AFTER) and _hooks(part, _AFTER):
-            raise NotApplicable
-        kinds[id(type(part))] = part
+    parts = [part for own in _undisturbed(model, decoder) for part in own["_modules"].values()] + _layers(decoder)
+    parts = [part for part in parts if part is not None and not _is_list(part)]
+    if any(own.get(_AFTER) and _hooks(part, _AFTER) for own, part in zip(_undisturbed(*parts), parts, strict=True)):
+        raise NotApplicable
+    kinds = {id(type(part)): part for part in parts}
     if _global_hooks(_BEFORE) or _global_hooks(_AFTER):
         raise NotApplicable
     if not all(_is_of_library(_known_forward(part)) for part in kinds.values()):
@@ -379,15 +375,19 @@ def _global_hooks(when: str) -> bool:
     return bool(vars(sys.modules["torch.nn.modules.module"]).get(f"_global{when}"))
 
 
-def _undisturbed(module: Any) -> dict[str, Any]:
-    """What a module holds itself; raises NotApplicable where it has hooks before its forward, or a forward, of its own.
+def _undisturbed(*modules: Any) -> list[dict[str, Any]]:
+    """What modules hold themselves; raises NotApplicable where one has hooks before its forward, or a forward, of its own.
 
     The short way for what is asked of every layer.
     """
-    own = _own(module)
-    if type(own.get("_modules")) is not dict or own.get(_BEFORE) or "forward" in own:
-        raise NotApplicable
-    return own
+    try:
+        found = [module.__dict__ for module in modules]
+    except Exception:
+        raise NotApplicable from None
+    for own in found:
+        if type(own) is not dict or type(own.get("_modules")) is not dict or own.get(_BEFORE) or "forward" in own:
+            raise NotApplicable
+    return found
 
 
 def _own(module: Any) -> dict[str, Any]:
@@ -434,23 +434,31 @@ def _class_function(cls: type, name: str) -> FunctionType | None:
 
 
 def _class_attribute(cls: type, name: str) -> Any:
-    return next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
+    for base in cls.__mro__:
+        if name in (own := base.__dict__):
+            return own[name]
+    return None
 
 
 def _innermost(function: FunctionType) -> FunctionType | None:
     """The function within the library's decorators; None where somebody else's is around it, who may do anything."""
+    if (function.__dict__.get("__wrapped__")) is None:
+        return function
     inner = innermost(function)
     outer: Any = function
     while outer is not inner:
         if not isinstance(outer, FunctionType) or not _is_of_library(outer):
             return None
-        outer = outer.__wrapped__  # type: ignore[attr-defined]
+        outer = outer.__dict__["__wrapped__"]
     return None if isinstance(inner, Refused) else inner
 
 
+_LIBRARIES = ("transformers.", "torch.")
+
+
 def _is_of_library(function: FunctionType) -> bool:
-    package, _, _ = str(function.__globals__.get("__name__")).partition(".")
-    return package in ("transformers", "torch")
+    module = function.__globals__.get("__name__")
+    return type(module) is str and (module.startswith(_LIBRARIES) or f"{module}." in _LIBRARIES)
 
 
 def _prepares_as_usual(model: Any) -> bool:
