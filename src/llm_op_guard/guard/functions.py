@@ -278,9 +278,14 @@ def misspelt(mapping: Any, *names: Any) -> Spelling | None:
     """The first key that is nearly one of these names, where that one is absent; None where there is none."""
     if not is_a(mapping, dict) or dict.__len__(mapping) > _MOST_KEYS:
         raise NotApplicable
+    keys = (str.__str__(key) for key in dict.keys(mapping) if is_a(key, str))
+    return _first_misspelt(tuple(key for key in keys if len(key) <= _LONGEST_NAME + 2), names)
+
+
+@functools.lru_cache(maxsize=256)  # a function is called with the same keywords over and over
+def _first_misspelt(keys: tuple[str, ...], names: tuple[Any, ...]) -> Spelling | None:
     if not all(type(name) is str for name in names):
         raise NotApplicable
-    keys = [str.__str__(key) for key in dict.keys(mapping) if is_a(key, str)]
     absent = [name for name in names if name not in keys and len(name) <= _LONGEST_NAME]
     for key in keys:
         if key not in names and any(_is_nearly(key, name, 2 if len(name) >= 8 else len(name) // 5) for name in absent):

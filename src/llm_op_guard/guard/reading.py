@@ -216,6 +216,8 @@ def as_index(value: Any) -> Any:
 
     Not to be found is another thing than not to be looked for: `has` tells the two apart.
     """
+    if value is None or type(value) is str:
+        return value
     value = plain(value)  # of an argument that is declared as int, NumPy's too
     if type(value).__name__ == "SymInt":  # where a traced program is explained
         value = number_now(value)
@@ -260,6 +262,8 @@ def path_value(owner: Any, *steps: str | tuple[str | int]) -> Any:
     for step in steps:
         if isinstance(step, str):
             owner = optional_attribute(owner, step)
+        elif type(owner) is dict:
+            owner = owner.get(step[0], _UNSET)
         else:
             try:
                 owner = item(owner, step[0])

@@ -141,17 +141,15 @@ def _digest_now(function: FunctionType) -> str:
     return code.digest if isinstance(code, Fingerprint) else ""
 
 
-# More decorators than any function has: where they go round, there is no end.
-_MOST_WRAPPED = 1000
-
-
 def innermost(function: object) -> FunctionType | Refused:
     """The plain function within methods, `staticmethod` and `classmethod` objects and `functools.wraps` decorators.
 
     A guarded function is itself, armed or not: where its source stands is not another function.
     """
     current: Any = function
-    for _ in range(_MOST_WRAPPED):
+    visited: set[int] = set()
+    while id(current) not in visited:
+        visited.add(id(current))
         if isinstance(current, FunctionType):
             wrapped = current.__dict__.get("__wrapped__")
             if wrapped is None or is_call(wrapped):
@@ -165,7 +163,7 @@ def innermost(function: object) -> FunctionType | Refused:
             if wrapped is None:
                 return Refused(f"not a Python function but {type(current).__name__}")
             current = wrapped
-    return Refused("its __wrapped__ leads back to itself, or on and on")
+    return Refused("its __wrapped__ leads back to itself")
 
 
 def function_syntax(function: FunctionType) -> ast.FunctionDef | ast.AsyncFunctionDef | Refused:

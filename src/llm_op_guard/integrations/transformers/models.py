@@ -7,6 +7,7 @@ from Transformers 5.24.0 and 4.57.6. A program that is traced gets no answer: it
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from types import FunctionType
@@ -14,7 +15,8 @@ from typing import Any
 
 from llm_op_guard.contract.vocabulary import Function
 from llm_op_guard.guard.reading import UNSET, NotApplicable, path_value, present
-from llm_op_guard.install.recognise import Refused, digest_of, innermost
+from llm_op_guard.install.patch import is_call
+from llm_op_guard.install.recognise import digest_of
 from llm_op_guard.integrations.transformers import forwards
 from llm_op_guard.integrations.transformers.known import Code, KnownCode
 
@@ -138,7 +140,7 @@ def position_rows(model: Any) -> int:
 
 def decoder_layers(model: Any) -> int:
     """The layers of a decoder, each of which fills one of its cache; raises NotApplicable where that is not certain."""
-    layers, count = _layers(model), path_value(model, "config", "num_hidden_layers")
+    layers, count = _layers(model), _own(_held(model, "config")).get("num_hidden_layers")
     if not layers or type(count) is not int or count != len(layers):
         raise NotApplicable
     if not forwards.runs_every_layer(_known_forward(model)) or _global_hooks(_BEFORE):
@@ -149,15 +151,24 @@ def decoder_layers(model: Any) -> int:
         layer_idx = own.get("layer_idx")
         if type(layer_idx) is not int or layer_idx != index:
             raise NotApplicable
-    kinds = {(id(type(layer)), id(type(a))): (layer, a) for layer, a in zip(layers, attentions, strict=True)}
+    kinds = dict(
+        zip(
+            zip(map(id, map(type, layers)), map(id, map(type, attentions)), strict=True),
+            zip(layers, attentions, strict=True),
+            strict=True,
+        )
+    )
     for layer, attention in kinds.values():
         if not forwards.hands_cache_on(_known_forward(layer)):
             raise NotApplicable
         # One that asks for weights may leave it to the forward that it overrides.
         _known_forward(attention)
-        asked = [_innermost(vars(cls)["forward"]) for cls in type(attention).__mro__[:-2] if "forward" in vars(cls)]
-        if not all(function and forwards.fills_its_layer(function) for function in asked):
-            raise NotApplicable
+        for cls in type(attention).__mro__[:-2]:
+            if "forward" in (methods := cls.__dict__):
+                function = methods["forward"]
+                function = _innermost(function) if isinstance(function, FunctionType) else None
+                if function is None or not forwards.fills_its_layer(function):
+                    raise NotApplicable
     return len(layers)
 
 
@@ -287,7 +298,7 @@ def _table_of_ids(model: Any) -> Any:
     function = _known_forward(model)
     name = forwards.table_of_ids(function)
     if name is not None:
-        return _embedding(path_value(model, *name.split(".")))
+        return _embedding(functools.reduce(_held, name.split("."), model))
     path = forwards.module_asked_for_table(function)
     if path is None:
         raise NotApplicable
@@ -332,7 +343,7 @@ def _embedding(table: Any) -> Any:
 
 def _rows(table: Any) -> int:
     # The module's own count and the table's rows: either may be behind after a resize or a split over devices.
-    count, rows = path_value(table, "num_embeddings"), path_value(table, "weight", "shape", (0,))
+    count, rows = _held(table, "num_embeddings"), path_value(table, "weight", "shape", (0,))
     if not isinstance(count, int) or not isinstance(rows, int):
         raise NotApplicable
     return max(count, rows)
@@ -340,19 +351,21 @@ def _rows(table: Any) -> int:
 
 def _layers(decoder: Any) -> list[Any]:
     """The modules that `self.layers` gives in order; raises NotApplicable where its class has a say in that."""
-    layers = path_value(decoder, "layers")
+    layers = _held(decoder, "layers")
     if not _is_list(layers):
         raise NotApplicable
-    return list(path_value(layers, "_modules").values())
+    return list(_own(layers)["_modules"].values())
 
 
 def _is_list(module: Any) -> bool:
-    return type(module) is path_value(sys.modules.get("torch.nn.modules.container"), "ModuleList")
+    container = sys.modules.get("torch.nn.modules.container")
+    return container is not None and type(module) is vars(container).get("ModuleList")
 
 
 # ---------------------------------------------------------------- hooks
 
 _BEFORE, _AFTER = "_forward_pre_hooks", "_forward_hooks"
+_GLOBAL = {when: f"_global{when}" for when in (_BEFORE, _AFTER)}
 # Its hooks write down what a module returns, and return nothing.
 _OUTPUT_CAPTURING = "transformers.utils.output_capturing"
 
@@ -372,7 +385,7 @@ def _hooks(module: Any, when: str) -> bool:
 
 def _global_hooks(when: str) -> bool:
     """Whether there are hooks for every module."""
-    return bool(vars(sys.modules["torch.nn.modules.module"]).get(f"_global{when}"))
+    return bool(vars(sys.modules["torch.nn.modules.module"]).get(_GLOBAL[when]))
 
 
 def _undisturbed(*modules: Any) -> list[dict[str, Any]]:
@@ -388,6 +401,15 @@ def _undisturbed(*modules: Any) -> list[dict[str, Any]]:
         if type(own) is not dict or type(own.get("_modules")) is not dict or own.get(_BEFORE) or "forward" in own:
             raise NotApplicable
     return found
+
+
+def _held(module: Any, name: str) -> Any:
+    """What a module has under a name itself, or among its modules; `UNSET` where that is neither."""
+    own = _own(module)
+    if name in own:
+        return own[name]
+    modules = own.get("_modules")
+    return modules.get(name, UNSET) if type(modules) is dict else UNSET
 
 
 def _own(module: Any) -> dict[str, Any]:
@@ -408,10 +430,19 @@ def _forward(module: Any) -> FunctionType | None:
     """The innermost forward of a class; None where the instance has its own, or it is called in another way."""
     if "forward" in _own(module):
         return None
-    called = _class_attribute(type(module), "__call__")
+    # Both names in one go, without a call: this is asked several times for each call of a model.
+    function = called = UNSET
+    for base in type(module).__mro__:
+        methods = base.__dict__
+        if function is UNSET and "forward" in methods:
+            function = methods["forward"]
+        if called is UNSET and "__call__" in methods:
+            called = methods["__call__"]
+        if called is not UNSET and function is not UNSET:
+            break
     if not isinstance(called, FunctionType) or not _calls_forward(called, module):
         return None
-    return _class_function(type(module), "forward")
+    return _innermost(function) if isinstance(function, FunctionType) else None
 
 
 def _calls_forward(called: FunctionType, module: Any) -> bool:
@@ -442,17 +473,18 @@ def _class_attribute(cls: type, name: str) -> Any:
 
 def _innermost(function: FunctionType) -> FunctionType | None:
     """The function within the library's decorators; None where somebody else's is around it, who may do anything."""
-    if (function.__dict__.get("__wrapped__")) is None:
-        return function
-    inner = innermost(function)
-    outer: Any = function
-    while outer is not inner:
-        if not isinstance(outer, FunctionType) or not _is_of_library(outer):
+    for _ in range(_MOST_DECORATORS):
+        wrapped = function.__dict__.get("__wrapped__")
+        if wrapped is None or is_call(wrapped):
+            return function
+        if not isinstance(wrapped, FunctionType) or not _is_of_library(function):
             return None
-        outer = outer.__dict__["__wrapped__"]
-    return None if isinstance(inner, Refused) else inner
+        function = wrapped
+    return None
 
 
+# More than any function has: where they go round, there is no end.
+_MOST_DECORATORS = 100
 _LIBRARIES = ("transformers.", "torch.")
 
 
