@@ -272,14 +272,20 @@ class Spelling(str):
 # Keyword arguments are few and their names short; whatever else is a dict is not gone through for long.
 _MOST_KEYS = 128
 _LONGEST_NAME = 64
+_TEXT = frozenset({str})
 
 
 def misspelt(mapping: Any, *names: Any) -> Spelling | None:
     """The first key that is nearly one of these names, where that one is absent; None where there is none."""
     if not is_a(mapping, dict) or dict.__len__(mapping) > _MOST_KEYS:
         raise NotApplicable
-    keys = (str.__str__(key) for key in dict.keys(mapping) if is_a(key, str))
-    return _first_misspelt(tuple(key for key in keys if len(key) <= _LONGEST_NAME + 2), names)
+    if type(mapping) is dict and _TEXT.issuperset(map(type, mapping)):
+        keys = tuple(mapping)
+    else:
+        keys = tuple(str.__str__(key) for key in dict.keys(mapping) if is_a(key, str))
+    if max(map(len, keys), default=0) > _LONGEST_NAME + 2:  # too long for any of the names
+        keys = tuple(key for key in keys if len(key) <= _LONGEST_NAME + 2)
+    return _first_misspelt(keys, names)
 
 
 @functools.lru_cache(maxsize=256)  # a function is called with the same keywords over and over

@@ -55,7 +55,10 @@ def is_tracing() -> bool:
 
 def is_tensor(value: object) -> bool:
     """Whether `value` is a torch tensor."""
-    return is_a(value, tensor_class())
+    try:  # as `is_a` does: asked for everything that is read, most of all where nothing else is done
+        return isinstance(value, _tensor_class or tensor_class())
+    except Exception:
+        return False
 
 
 def is_a(value: object, kind: Any) -> bool:

@@ -221,9 +221,7 @@ def _answer(layer: Any, method: str, readings: _Readings) -> Any:
 # ---------------------------------------------------------------- recognition
 
 
-def _of_decoder(
-    cache: Any, method: str, own: Mapping[str, Code], of_decoder: Mapping[str, Code]
-) -> tuple[Any, str]:
+def _of_decoder(cache: Any, method: str, own: Mapping[str, Code], of_decoder: Mapping[str, Code]) -> tuple[Any, str]:
     """The cache whose layers answer, and the digest of its method: itself, or the self-attention cache of both."""
     code = _digest(cache, method)
     if code in of_decoder:
