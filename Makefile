@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CODE := src tests benchmarks scripts
+NATIVE := setup.py $(wildcard src/llm_op_guard/native/*.cpp src/llm_op_guard/native/*.h)
 TRANSFORMERS_4 := 4.57.6
 TRANSFORMERS_5 := $(shell sed -n 's/^transformers==//p' constraints-dev.txt)
 SDIST := .sdist/transformers-$(TRANSFORMERS_5)
@@ -113,7 +114,7 @@ clean:
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last, so an interrupted installation is taken up again.
-$(READY): pyproject.toml constraints-dev.txt
+$(READY): pyproject.toml constraints-dev.txt $(NATIVE)
 	@echo "setting up $(VENV): Python, torch and transformers; a few minutes the first time"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed, this is %d.%d: make PYTHON=python3.11 ..." % sys.version_info[:2])'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

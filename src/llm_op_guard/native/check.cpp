@@ -5,7 +5,9 @@
 // for certain it cannot tell, and the Python check decides. It runs no code of the objects that it is given.
 //
 // Python's limited API of 3.11: one build serves all later versions.
+#ifndef Py_LIMITED_API
 #define Py_LIMITED_API 0x030b0000
+#endif
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
