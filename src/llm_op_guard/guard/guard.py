@@ -55,8 +55,8 @@ class Reporter(Protocol):
     def values_judged(self, guard: Guard, judged: bool) -> None:
         """Count a call whose policy leaves values out of some: whether it was one of those."""
 
-    def values_late(self, guard: Guard, judged: bool) -> None:
-        """Count a call whose verdict was not waited for: whether it came, or nothing could be asked."""
+    def values_late(self, guard: Guard, judged: bool, calls: int = 1) -> None:
+        """Count calls whose verdict was not waited for: whether it came, or nothing could be asked."""
 
     def told_late(self, guard: Guard, violations: list[Violation], effective: Policy) -> GuardError | None:
         """As `report`, for a call that is over, under the policy that held then; the violations say where it was."""
@@ -115,7 +115,7 @@ class Guard:
 
     @cached_property
     def may_tell_late(self) -> bool:
-        """Whether it has a rule whose verdict need not be waited for."""
+        """Whether it has a rule that can be asked on a device, and be told of when the call is over."""
         return not is_interpreted(self.contract) and any(
             late_rule(clause, self.contract) is not None for clause in self.contract.clauses
         )
@@ -134,7 +134,7 @@ class Guard:
         asking = in_calls() and self._ask is not None
         key = (wanted, noted, asking, paced, late)
         if key not in self._checks and paced and (without := self._lean()) is not None:
-            fewer = without.checks(wanted, noted=noted)
+            fewer = without.checks(wanted, noted=noted, late=late)
             full = self.checks(wanted, noted=noted, late=late)
             self._checks[key] = in_turn(full, fewer, self._pace.is_due, is_tracing)
         elif key not in self._checks:

@@ -325,8 +325,8 @@ class _CheckWriter:
         yield comment(step.statement.id)
         broken = negated(step.statement.expr.node, writer)
         if self.asks_late and (rule := late_rule(step.clause, self.draft.contract)) is not None:
-            tensors = "".join(f"{writer.raw(node)}, " for node in rule[0].tensors)
-            facts = "".join(f"{writer.value(node)}, " for node in rule[0].facts)
+            tensors = "".join(f"{writer.raw(node)}, " for node in rule.parts.tensors)
+            facts = "".join(f"{writer.value(node)}, " for node in rule.parts.facts)
             broken = f"not _late.takes(_taken, {len(self.late)}, ({tensors}), ({facts})) and ({broken})"
             self.late.append(rule)
         yield from self.draft.judged(step, broken, writer)
