@@ -274,8 +274,8 @@ def test_the_kill_switch_and_policies_hold(stream: Stream) -> None:
 
 
 def test_nothing_is_made_while_a_graph_is_captured(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    monkeypatch.setattr(late, "_Device", lambda device: made.append(device))
+    made: list[Any] = []
+    monkeypatch.setattr(late, "_Device", made.append)
     one = guarded()
     with stream.capture() as graph:
         one(torch.ones(4), IDS)

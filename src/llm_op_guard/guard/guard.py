@@ -24,11 +24,12 @@ from llm_op_guard.guard.interpret import InterpretedCheck, is_interpreted
 from llm_op_guard.guard.late import LateRules, late_rule
 from llm_op_guard.guard.ledger import Side, count_call, entering, leaving
 from llm_op_guard.guard.memory import distrusting
+from llm_op_guard.guard.names import Names
 from llm_op_guard.guard.pace import Pace, lean, may_be_left_out
 from llm_op_guard.guard.pace import paced as in_turn
 from llm_op_guard.guard.plan import Plan, plan_check
 from llm_op_guard.guard.reading import Snapshot, is_tracing
-from llm_op_guard.guard.run_time import Judge, can_wait, is_whole_program, kinds_of, numbers_of
+from llm_op_guard.guard.run_time import Judge, answering, can_wait, is_whole_program, kinds_of, numbers_of
 from llm_op_guard.guard.run_time import operator as run_time_operator
 from llm_op_guard.guard.source import CheckSource, check_source
 from llm_op_guard.guard.traced import Local, comptime, constant, may_break_graph, teller
@@ -241,7 +242,7 @@ class Guard:
         if source.late:
             hooks["_late"] = LateRules(self, source.late, count=not plan.after_call)
         if source.deferred:
-            hooks |= outcome.deferring(source.deferred)
+            hooks |= outcome.deferring(source.deferred, source.names)
         return compile_check(source, f"{self.operator}{' result' if plan.after_call else ''}", hooks)
 
     def _source_of(self, plan: Plan, classes: frozenset[CostClass], noted: bool, late: bool) -> CheckSource:
@@ -322,7 +323,7 @@ class _Outcome:
         )
         return guard.reporter.error(guard, violations, given) if any(v.certain for v in violations) else None
 
-    def deferring(self, rules: Sequence[Deferred]) -> dict[str, Any]:
+    def deferring(self, rules: Sequence[Deferred], names: Names) -> dict[str, Any]:
         """What a check calls that leaves rules to a program which is compiled."""
         guard = self._guard
         # The same in every process, since graphs are kept on disk; another for another choice of rules.
@@ -342,6 +343,12 @@ class _Outcome:
             "_kinds": kinds_of,
             "_numbers": numbers_of,
             "_defers": is_whole_program,
+            **{
+                f"_{hook}_{number}_{at}": function
+                for number, rule in enumerate(rules)
+                for at, asked in rule.asked.items()
+                for hook, function in answering(asked, names).items()
+            },
         }
 
     def failed_interpreted(self, handed: tuple[Any, Any, tuple[Any, ...]]) -> GuardError | None:

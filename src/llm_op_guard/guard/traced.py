@@ -28,10 +28,10 @@ def _elsewhere(function: Any) -> None:
     del function
 
 
-def constant(function: Callable[[], bool]) -> Callable[[], bool]:
+def constant(function: Callable[[], Any]) -> Callable[[], Any]:
     """The same function, which Dynamo calls while it traces and takes the answer of; without importing torch."""
 
-    def answer() -> bool:
+    def answer() -> Any:
         return function()
 
     answer._dynamo_marked_constant = True  # type: ignore[attr-defined]
@@ -69,6 +69,24 @@ def teller(error_of: Callable[[Local], GuardError | None]) -> Callable[[Any], No
         raise handed_on
 
     return tell
+
+
+def asking(question: Callable[[Local], Any]) -> tuple[Callable[[Any], None], Callable[[], Any]]:
+    """What `comptime` calls to have a question answered in plain Python, on the objects themselves; and the answer.
+
+    It is a constant to Dynamo, which sees nothing of what was read for it: None where there is no answer.
+    """
+    answers: list[Any] = [None]
+
+    def ask(context: Any) -> None:
+        answers[0] = None
+        try:
+            translator = context._i_will_not_complain_if_bc_breaks_InstructionTranslator()
+            answers[0] = question(lambda name: _value(context.get_local(name), translator))
+        except Exception:  # the question does not apply, or these parts of Dynamo have changed
+            return
+
+    return ask, constant(lambda: answers[0])
 
 
 _classes: dict[str, Any] = {}

@@ -2,7 +2,8 @@
 
 Each program reads tiles of a tensor; the last one to finish writes the answers to the slot in host memory, and behind a
 fence the number of the call. A launch that a CUDA graph holds is the same one, of a slot that says so: nothing is
-compiled, loaded or allocated while a graph is captured, and the graph has no more in it than the launch. This module imports Triton: ask `values.late` whether there is one.
+compiled, loaded or allocated while a graph is captured, and the graph has no more in it than the launch. This module
+imports Triton: ask `values.late` whether there is one.
 """
 
 from __future__ import annotations
