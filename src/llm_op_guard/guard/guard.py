@@ -29,10 +29,10 @@ from llm_op_guard.guard.pace import Pace, lean, may_be_left_out
 from llm_op_guard.guard.pace import paced as in_turn
 from llm_op_guard.guard.plan import Plan, plan_check
 from llm_op_guard.guard.reading import Snapshot, is_tracing
-from llm_op_guard.guard.run_time import Judge, answering, can_wait, is_whole_program, kinds_of, numbers_of
+from llm_op_guard.guard.run_time import Judge, answering, can_wait, kinds_of, numbers_of
 from llm_op_guard.guard.run_time import operator as run_time_operator
 from llm_op_guard.guard.source import CheckSource, check_source
-from llm_op_guard.guard.traced import Local, comptime, constant, may_break_graph, teller
+from llm_op_guard.guard.traced import Local, comptime, constant, is_whole_program, may_break_graph, teller
 from llm_op_guard.guard.violation import Violation
 from llm_op_guard.policy import CLASSES, Action, Policy, current
 
@@ -342,7 +342,7 @@ class _Outcome:
             "_can_wait": can_wait,
             "_kinds": kinds_of,
             "_numbers": numbers_of,
-            "_defers": is_whole_program,
+            "_defers": constant(is_whole_program),
             **{
                 f"_{hook}_{number}_{at}": function
                 for number, rule in enumerate(rules)

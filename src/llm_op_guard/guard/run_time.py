@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.path import path_of
+from llm_op_guard.contract.vocabulary import FUNCTIONS
 from llm_op_guard.errors import GuardWarning
 from llm_op_guard.guard.deferred import Asked, Deferred
 from llm_op_guard.guard.describe import describe_rule
@@ -62,6 +63,7 @@ class Judge:
     ) -> None:
         self._contract = contract
         self._rules = rules
+        self._plainly = [_plainly(rule) for rule in rules]
         self._told = told
         self._failed = failed
         self._late = late
@@ -83,6 +85,9 @@ class Judge:
                 return None
             if taken:
                 self._late.send(taken)
+            plainly = self._plainly[number]
+            if plainly is not None and plainly(tensors, facts):
+                return None
             found = self._violation(rule, tensors, facts)
             return None if found is None or not _still_so(rule, facts, owners) else self._told(*found)
         except GuardWarning:
@@ -105,6 +110,34 @@ class Judge:
         except Broken as broken:
             observed, expected, argument = str(broken), expr.text, None
         return [violation_of(self._contract, rule, values, observed, expected, argument)], values.arguments
+
+
+def _plainly(rule: Deferred) -> Callable[[list[Any], list[Any]], bool] | None:
+    """Whether a rule that is one call of a value function is kept for certain: what nearly every run comes to."""
+    match rule.rule.expr.node:
+        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=keywords) if name in FUNCTIONS:
+            known = [_written(node) for node in (*rule.tensors, *rule.facts)]
+            literals: list[Any] = []
+            for node in (*arguments, *(keyword.value for keyword in keywords)):
+                if _written(node) not in known:
+                    try:
+                        literals.append(ast.literal_eval(node))
+                    except ValueError:
+                        return None
+                    known.append(_written(node))
+            at = [known.index(_written(node)) for node in arguments]
+            named = [(str(keyword.arg), known.index(_written(keyword.value))) for keyword in keywords]
+        case _:
+            return None
+
+    def is_kept(tensors: list[Any], facts: list[Any]) -> bool:
+        values = [*tensors, *facts, *literals]
+        try:
+            return IMPLEMENTATIONS[name](*[values[i] for i in at], **{key: values[i] for key, i in named}) is True
+        except Exception:  # the long way says what that means
+            return False
+
+    return is_kept
 
 
 # Objects of which an integration was asked while a program was traced, by number.
@@ -210,11 +243,9 @@ def _put(arguments: dict[str, Any], root: str, steps: Sequence[Any], value: Any)
 # ---------------------------------------------------------------- while Dynamo traces
 
 
-def can_wait(read: list[Any], facts: tuple[Any, ...]) -> bool:
+def can_wait(read: list[Any], facts: tuple[Any, ...], tensor_class: type) -> bool:
     """Whether a rule can be handed on: what it reads are tensors, and its facts are numbers, truths or None."""
-    import torch  # noqa: PLC0415 - Dynamo is tracing
-
-    return all(isinstance(x, torch.Tensor) for x in read) and all(
+    return all(isinstance(x, tensor_class) for x in read) and all(
         fact is None or isinstance(fact, int) for fact in facts
     )
 
@@ -287,10 +318,3 @@ def _judge(name: str, rule: int, tensors: list[Any], kinds: str, numbers: Sequen
     error = judge.error(rule, tensors, *_facts(kinds, numbers))
     if error is not None:
         raise error
-
-
-def is_whole_program() -> bool:
-    """Whether Dynamo traces for a program that will run here: one that is exported runs where no guards are."""
-    import torch  # noqa: PLC0415
-
-    return bool(torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting())

@@ -257,7 +257,7 @@ class _CheckWriter:
         )
         of = "".join(f", _owner_{number}_{at}()" for at in asked)
         lines = ["try:", f"    _facts, _read = ({facts}), [{tensors}]", "except _unjudged:", "    pass", "else:"]
-        lines.append("    if _can_wait(_read, _facts):")
+        lines.append("    if _can_wait(_read, _facts, _Tensor):")
         lines.append(f"        _judge(_judged_as, {number}, _read, _kinds(_facts), [*_numbers(_facts){of}])")
         yield comment(step.clause.statement.text)
         if asked:

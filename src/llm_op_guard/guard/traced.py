@@ -49,6 +49,20 @@ def may_break_graph() -> bool:
         return False
 
 
+def is_whole_program() -> bool:
+    """Whether Dynamo is at work on a program that will run here: one that is exported runs where no guards are.
+
+    To be asked as a `constant`: Dynamo guards what it traces, and each of its guards is tested before every run.
+    """
+    convert = sys.modules.get("torch._dynamo.symbolic_convert")
+    if convert is None:
+        return False
+    try:
+        return not (convert.InstructionTranslator.current_tx().export or sys.modules["torch"].compiler.is_exporting())
+    except Exception:  # it is not at work, or these parts of it have changed
+        return False
+
+
 def teller(error_of: Callable[[Local], GuardError | None]) -> Callable[[Any], None]:
     """What `comptime` calls on a broken rule: fails the whole graph with the error, if there is one.
 
