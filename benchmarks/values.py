@@ -4,8 +4,8 @@
 
 All variants run interleaved in one process, in rounds whose order rotates, so that a slow moment of the machine hits
 all of them; a variant's time is the median over the rounds, in time of the processor, which other processes do not
-lengthen. Compiled programs of one operation come last, guarded by one rule and not. The memory that a variant takes is how far one call raises the peak of the process (Linux only; pages that the
-process had already are not seen).
+lengthen. The memory that a variant takes is how far one call raises the peak of the process (Linux only; pages that the
+process had already are not seen). Compiled programs of one operation come last, guarded by one rule and not.
 """
 
 from __future__ import annotations

@@ -1,21 +1,20 @@
 """Guarded calls in CUDA graphs: asked at each replay, told of the replay that broke them, and never waited for.
 
-`Stream` stands in for a stream that can be captured: what is captured is done at each `replay`, on the processor. The
-kernel itself is tried in Triton's interpreter: `make triton`.
+The processor stands in for a device (`graphs`). The kernel itself is tried in Triton's interpreter: `make triton`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from graphs import Graph, Stream, replay, stand_in
 
 import llm_op_guard as og
 from llm_op_guard.guard import late as late_rules
@@ -35,50 +34,10 @@ require(within(ids, 0, L), id="ids_in_x")
 IDS = torch.tensor([0, 1])
 
 
-class Stream:
-    """What is asked of a device is done at once, or (captured) at each replay."""
-
-    def __init__(self) -> None:
-        self.graph: list[Callable[[], None]] | None = None
-        self.asked = 0
-
-    def send(self, *arguments: Any) -> None:
-        self.asked += 1
-        if self.graph is None:
-            ANSWER(*arguments)
-        else:
-            self.graph.append(lambda: ANSWER(*arguments))
-
-    @contextlib.contextmanager
-    def capture(self) -> Iterator[list[Callable[[], None]]]:
-        self.graph = graph = []
-        try:
-            yield graph
-        finally:
-            self.graph = None
-
-
-ANSWER = by_torch.send
-
-
-def replay(graph: list[Callable[[], None]], times: int = 1) -> None:
-    for _ in range(times):
-        for work in graph:
-            work()
-
-
 @pytest.fixture
 def stream(monkeypatch: pytest.MonkeyPatch) -> Stream:
-    made = Stream()
-    monkeypatch.setattr(late_rules, "DEVICES", {"cpu"})
-    monkeypatch.setattr(late, "_launcher", lambda _: None)
-    monkeypatch.setattr(by_torch, "send", made.send)
-    for module in (late_rules, late):
-        monkeypatch.setattr(module, "is_captured", lambda _: made.graph is not None)
-    monkeypatch.setattr(late, "is_capturing", lambda: made.graph is not None)
-    late_rules.calls.begun = 0
     og.set_policy(B="async")
-    return made
+    return stand_in(monkeypatch)
 
 
 def guarded(contract: str = CONTRACT, function: Any = lambda x, ids: x * 2) -> Any:
@@ -381,7 +340,8 @@ Ask = Callable[[list[Probe], bool], Place]
 
 
 def asked_by_torch(monkeypatch: pytest.MonkeyPatch) -> tuple[Places, Ask, Callable[[], None]]:
-    made, graph = Places(CPU), []
+    graph: Graph = []
+    made = Places(CPU)
 
     def ask(probes: list[Probe], _: bool) -> Place:
         answers, slot = made.free() or pytest.fail("no place")

@@ -1,7 +1,7 @@
 """Where the launches that CUDA graphs hold leave their answers: a slot for each, which no other launch gets.
 
 Nobody tells when a graph is gone, and one that is not may be replayed: a place is kept for as long as the process
-lives, at 1.5 KB. Nothing can be allocated while a graph is captured, so there are always some to spare; where they run
+lives, at 1.4 KB. Nothing can be allocated while a graph is captured, so there are always some to spare; where they run
 out, or after the last that there may be, calls are captured without being asked about.
 """
 
