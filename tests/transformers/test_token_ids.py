@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaModel
 
@@ -159,7 +160,7 @@ def test_compiled_models_judge_ids_when_they_run(tiny: Make, backend: str, shape
         torch._dynamo.reset()
         counter = CompileCounterWithBackend(backend)
         compiled = torch.compile(model, fullgraph=True, backend=counter)
-        given = (torch.tensor(GOOD), torch.tensor(GOOD).repeat(1, 2), torch.arange(VOCAB)[None])
+        given = [torch.tensor(GOOD).repeat(1, times) for times in (1, 2, 3)]
         found = [compiled(ids, use_cache=False).logits for ids in given[:shapes]]
         return counter.frame_count, compiled, found
 
@@ -175,16 +176,30 @@ def test_compiled_models_judge_ids_when_they_run(tiny: Make, backend: str, shape
             violation = only_violation(caught)
             assert violation.rule_id == "token_ids_in_table"
             assert violation.expected == f"0 <= input_ids < {VOCAB} (embedding_rows(self))"
-            assert violation.hint == (
-                "a token was added to the tokenizer and the table not resized: resize_token_embeddings"
-            )
+            assert violation.hint == RESIZE
     torch._dynamo.reset()
 
 
-def test_a_table_that_is_resized_after_compilation(tiny: Make, guarded: None) -> None:
+def test_a_graph_that_is_used_for_another_model(tiny: Make, guarded: None) -> None:
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    with torch.no_grad():
+        for _ in range(2):  # the first is gone when the second runs
+            compiled = torch.compile(tiny(num_hidden_layers=1), fullgraph=True, backend=counter)
+            compiled(torch.tensor(GOOD), use_cache=False)
+            with pytest.raises(og.GuardError, match="embedding_rows"):
+                compiled(ids_with(VOCAB), use_cache=False)
+            del compiled
+            gc.collect()
+    assert counter.frame_count == 1
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_a_table_that_is_resized_after_compilation(tiny: Make, guarded: None, fullgraph: bool) -> None:
     model = tiny(num_hidden_layers=1)
     torch._dynamo.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    compiled = torch.compile(model, fullgraph=fullgraph, backend="eager")
     with torch.no_grad():
         compiled(torch.tensor(GOOD), use_cache=False)
         model.resize_token_embeddings(VOCAB + 4)

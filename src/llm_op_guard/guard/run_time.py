@@ -140,6 +140,8 @@ def _plainly(rule: Deferred) -> Callable[[list[Any], list[Any]], bool] | None:
     return is_kept
 
 
+# What runs is what was traced: the integration need not be asked again.
+NOBODY = 0
 # Objects of which an integration was asked while a program was traced, by number.
 _owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
@@ -156,10 +158,12 @@ def owner_number(owner: Any) -> int:
 def _still_so(rule: Deferred, facts: Sequence[Any], owners: Sequence[int]) -> bool:
     """Whether an integration answers now what it did when the program was traced.
 
-    Dynamo knows nothing of what was read for it, so the program outlives a change of that; it may also come from
-    another process, whose objects are not here. Asked only where a rule is broken.
+    Dynamo knows nothing of what was read for it, so a graph outlives a change of that, unless it has in it what the
+    rule is about; it may also come from another process, whose objects are not here. Asked where a rule is broken.
     """
     for (at, asked), number in zip(rule.asked.items(), owners, strict=True):
+        if number == NOBODY:
+            continue
         owner = _owners.get(number)
         try:
             if owner is None or IMPLEMENTATIONS[asked.function](owner) != facts[at]:
@@ -279,12 +283,12 @@ def answering(asked: Asked, names: Names) -> dict[str, Callable[..., Any]]:
     """What has a question answered while Dynamo traces, the answer, and the number of the object that it is about."""
     of: list[int | None] = [None]
 
-    def question(local: Local) -> int:
+    def question(local: Local, is_one_graph: bool) -> int:
         owner = path_value(local(names.own(asked.owner.root)), *asked.owner.steps)
         answer = IMPLEMENTATIONS[asked.function](owner)
         if type(answer) is not int:
             raise NotApplicable
-        of[0] = owner_number(owner)
+        of[0] = NOBODY if is_one_graph else owner_number(owner)
         return answer
 
     ask, answer = asking(question)

@@ -85,10 +85,11 @@ def teller(error_of: Callable[[Local], GuardError | None]) -> Callable[[Any], No
     return tell
 
 
-def asking(question: Callable[[Local], Any]) -> tuple[Callable[[Any], None], Callable[[], Any]]:
+def asking(question: Callable[[Local, bool], Any]) -> tuple[Callable[[Any], None], Callable[[], Any]]:
     """What `comptime` calls to have a question answered in plain Python, on the objects themselves; and the answer.
 
-    It is a constant to Dynamo, which sees nothing of what was read for it: None where there is no answer.
+    It is a constant to Dynamo, which sees nothing of what was read for it: None where there is no answer. The question
+    is told whether what is traced becomes one graph, with all that Dynamo guards of it.
     """
     answers: list[Any] = [None]
 
@@ -96,7 +97,7 @@ def asking(question: Callable[[Local], Any]) -> tuple[Callable[[Any], None], Cal
         answers[0] = None
         try:
             translator = context._i_will_not_complain_if_bc_breaks_InstructionTranslator()
-            answers[0] = question(lambda name: _value(context.get_local(name), translator))
+            answers[0] = question(lambda name: _value(context.get_local(name), translator), _is_one(translator))
         except Exception:  # the question does not apply, or these parts of Dynamo have changed
             return
 
@@ -128,6 +129,11 @@ def _made(ours: type[GuardError], dynamos: Any) -> Any:
 
 def _wants_whole_graph(translator: Any) -> bool:
     return bool(translator.one_graph or getattr(translator, "error_on_graph_break", False))
+
+
+def _is_one(translator: Any) -> bool:
+    """Whether a program becomes one graph, which is made anew where a parameter has another shape."""
+    return _wants_whole_graph(translator) and sys.modules["torch._dynamo"].config.force_parameter_static_shapes is True
 
 
 def _value(variable: Any, translator: Any) -> Any:
