@@ -353,6 +353,16 @@ def asked_by_torch(monkeypatch: pytest.MonkeyPatch) -> tuple[Places, Ask, Callab
     return made, ask, lambda: replay(graph)
 
 
+class Captured:
+    """Takes launches down; a replay launches with what was given then, as a graph does."""
+
+    def __init__(self, launch: Any, graph: Graph) -> None:
+        self._launch, self._graph = launch, graph
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *given, **options: self._graph.append(lambda: self._launch[grid](*given, **options))
+
+
 def asked_by_triton(monkeypatch: pytest.MonkeyPatch) -> tuple[Places, Ask, Callable[[], None]]:
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("the interpreter of Triton is not on: make triton")
@@ -362,17 +372,11 @@ def asked_by_triton(monkeypatch: pytest.MonkeyPatch) -> tuple[Places, Ask, Calla
     launcher._most = 2
     launch = kernel.probe
 
-    class Captured:
-        """Takes a launch down; a replay launches with what was given then, as a graph does."""
-
-        def __getitem__(self, grid: Any) -> Any:
-            return lambda *given, **options: graph.append(lambda: launch[grid](*given, **options))
-
     def ask(probes: list[Probe], prepared: bool) -> Place:
         if prepared:
             assert launcher.ask(*made.trial, ring.AT_EACH_REPLAY, probes) is not None
         answers, slot = made.free() or pytest.fail("no place")
-        monkeypatch.setattr(kernel, "probe", Captured())
+        monkeypatch.setattr(kernel, "probe", Captured(launch, graph))
         sent = launcher.ask(answers, slot, ring.AT_EACH_REPLAY, probes, captured=True)
         monkeypatch.setattr(kernel, "probe", launch)
         assert sent is not None
@@ -417,6 +421,34 @@ def test_replays_are_counted_and_the_first_that_broke_is_kept(
     (_, verdicts, replayed), _ = made.found(take=True)
     assert [(v.count, v.index, v.value) for v in verdicts] == [(0, (), 0), (1, (69,), -1), (0, (), 0)]
     assert replayed == Replay(6, 1, 6)
+
+
+def test_a_guard_in_a_graph_asks_by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_by_triton(monkeypatch)
+    from llm_op_guard.values import kernel
+
+    launcher, launch = late._launcher, kernel.probe
+    stream = stand_in(monkeypatch)
+    monkeypatch.setattr(late, "_launcher", launcher)
+    monkeypatch.setattr(by_torch, "send", None)
+    og.set_policy(B="async")
+    one, x, ids = guarded(), torch.ones(4), torch.tensor([0, 1])
+    one(x, ids)
+    with stream.capture() as graph:
+        monkeypatch.setattr(kernel, "probe", Captured(launch, graph))
+        one(x, ids)
+    assert len(graph) == 1
+    replay(graph)
+    og.flush()
+    x[1], ids[0] = NAN, 4
+    replay(graph, 2)
+    with pytest.raises(og.GuardError) as raised:
+        og.flush()
+    found = {v.observed: v.told_late.replayed for v in raised.value.violations if v.told_late}
+    assert found == {
+        "x[1] = nan (of 4, 1 element is wrong)": late_rules.Replayed(2, 2, 3, protects=False),
+        "ids[0] = 4 (of 2, 1 element is wrong)": late_rules.Replayed(2, 2, 3, protects=True),
+    }
 
 
 def test_into_a_graph_goes_no_kernel_that_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
