@@ -50,7 +50,7 @@ browser: $(VENV)/.browser
 	@$(BIN)/python -m pytest -m browser tests/browser
 
 triton: .venv-triton/.ready
-	@TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest -n auto --dist worksteal tests/values/test_late_answers.py
+	@TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest -n auto --dist worksteal tests/values/test_late_answers.py tests/values/test_places.py
 	@.venv-triton/bin/python -m pytest -n auto --dist worksteal tests/values/test_kernel_compiles.py
 
 test-transformers-4: .venv-$(TRANSFORMERS_4)/.ready
