@@ -595,6 +595,22 @@ def test_meta_says_nothing(tiny: Any) -> None:
     assert og.first_nonfinite(nn.Linear(2, 2, device="meta"), torch.ones(1, 2, device="meta")) is None
 
 
+def test_parameters_without_memory_are_not_read() -> None:
+    """FSDP frees the memory of a layer while it is not in use, and keeps its shape."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight.data.untyped_storage().resize_(0)
+    with torch.no_grad():
+        model[0].bias.fill_(NAN)
+
+    class Frees(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return model[0](x)
+
+    outer = Frees()
+    outer.inner = model
+    assert who(found(outer, torch.ones(1, 2))) == ("parameter", "inner.0.bias", "Linear")
+
+
 def test_inference_mode() -> None:
     model = nn.Sequential(nn.Linear(2, 2), of_one(lambda x: x.mul_(NAN), "Poison"), nn.ReLU())
     with torch.inference_mode():

@@ -25,8 +25,9 @@ def part(x: Any, *index: Any) -> Any:
 def require_readable(x: Any) -> None:
     """Raise NotApplicable unless the values of `x` exist and may be read without disturbing anybody.
 
-    That excludes meta, fake, functorch-wrapped, sparse, nested, quantised and subclassed tensors, anything while a
-    program is traced or compiled, and CUDA tensors while their stream is captured into a graph.
+    That excludes meta, fake, functorch-wrapped, sparse, nested, quantised and subclassed tensors, those whose memory
+    was freed, anything while a program is traced or compiled, and CUDA tensors while their stream is captured into a
+    graph.
     """
     global _is_readable  # noqa: PLW0603 - made once torch is there; it is asked for every tensor whose values are read
     test = _is_readable
@@ -58,6 +59,8 @@ def _readable_test() -> Callable[[Any], bool]:
             and x.layout is strided
             and not (x.is_meta or x.is_nested or x.is_quantized)
             and not is_wrapped(x)
+            # FSDP frees the memory of parameters and keeps their shapes: who reads those ends the process.
+            and (x.untyped_storage().nbytes() > 0 or x.numel() == 0)
             and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
         )
 
