@@ -83,7 +83,11 @@ class Setting:
                 action = Action(word)
             elif word in list(Time) and time is None:
                 time = Time(word)
-            elif (found := _pace(word, text)) is not None and not pace:
+            elif (found := _pace(word, text)) is not None:
+                if pace:
+                    raise PolicyError(
+                        f"the policy setting {text!r} has two paces; it takes one of every=N and sample=P"
+                    )
                 pace = found
             else:
                 known = ", ".join([*Action, *Time, "every=N", "sample=P"])
@@ -140,6 +144,10 @@ class Policy:
                     raise PolicyError(f"{name}={str(text)!r}: a pace is for class B; metadata is judged in every call")
                 if setting.time is Time.ASYNC and name != "B":
                     raise PolicyError(f"{name}={str(text)!r}: async is for class B; metadata is judged in the call")
+                if setting.time is not None and name == "default":
+                    raise PolicyError(
+                        f"default={str(text)!r}: a time is for a class; default takes an action, as 'record'"
+                    )
                 parsed[name] = setting if name in CLASSES else setting.action
         return cls(**parsed)
 
