@@ -103,6 +103,40 @@ def test_workers_of_multiprocessing_are_guarded(method: str, tmp_path: Path) -> 
     assert run(program(tmp_path, text)).stdout == "['transformers']\n"
 
 
+def test_a_spawned_worker_calls_the_script_as_its_parent_does(tmp_path: Path) -> None:
+    """Waivers, settings for one operator and imported predicates hold there."""
+    text = """
+        import multiprocessing, os
+        import llm_op_guard as og
+
+        @og.predicate
+        def fits(n):
+            return n < 8
+
+        @og.guard("from __main__ import fits\\nn: int\\nrequire(n > 0, id='some')\\nrequire(fits(n), id='fits')")
+        def waived(n):
+            return n
+
+        @og.guard("n: int\\nrequire(n > 0, id='some')")
+        def switched_off(n):
+            return n
+
+        og.waive("some", site="__main__.waived", reason="ticket 7")
+
+        def work():
+            print(waived(0), switched_off(0), og.record.violations[-1].site, flush=True)
+            og.verify(waived, 8)
+
+        if __name__ == "__main__":
+            worker = multiprocessing.get_context("spawn").Process(target=work)
+            worker.start()
+            worker.join()
+    """
+    done = python(program(tmp_path, text), LLM_OP_GUARD="__main__.switched_off:A=off")
+    assert done.stdout == "0 0 __main__.waived\n", done.stderr
+    assert "rule         fits (class C, certain)" in done.stderr
+
+
 MODEL = """
     import subprocess, sys
     if len(sys.argv) > 1:

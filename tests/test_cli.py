@@ -174,6 +174,10 @@ def test_contracts_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> N
         shown = capsys.readouterr().out
         assert "self.weight: floating[...] @ dev" in shown
         assert re.search(r"^weight_fits +A +certain +the weight scales each column", shown, re.MULTILINE)
+    assert main(["contracts", "apply_rotary_pos_emb"]) == 0  # reasons that are constants of the file
+    assert re.search(
+        r"^cos.shape +A +certain +cos and sin are broadcast over heads", capsys.readouterr().out, re.MULTILINE
+    )
     assert main(["contracts", "rms_nor"]) == 2
     assert "did you mean 'rms_norm'?" in capsys.readouterr().err
 

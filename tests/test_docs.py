@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 import llm_op_guard as og
+from llm_op_guard.contract.json_form import ARGUMENT_KEYS, REASON_KEYS, STATEMENTS
 from llm_op_guard.contract.parse import parse_body
 from llm_op_guard.contract.review import review
 from llm_op_guard.contract.vocabulary import FUNCTIONS
@@ -88,3 +89,39 @@ def test_links_lead_somewhere() -> None:
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         for link in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             assert "://" in link or (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def statement_rows(script: ModuleType, heading: str) -> dict[str, str]:
+    """The first cells of a table that is written by hand, with the second ones."""
+    section = script.PAGE.read_text(encoding="utf-8").partition(f"\n{heading}\n")[2].partition("\n#")[0]
+    rows = re.findall(r"^\| (.+?) \| (.+) \|$", section, re.MULTILINE)[2:]
+    return {first.replace("\\|", "|"): second.replace("\\|", "|") for first, second in rows}
+
+
+def test_the_keywords_of_statements_are_those_of_the_parser(script: ModuleType) -> None:
+    shown = {
+        row.split("(")[0].strip("`"): re.findall(r"(\w+)=…", row) for row in statement_rows(script, "## Statements")
+    }
+    for statement, body in (("path: type = why", "n: int = why(other=1)"), ("require", "require(n > 1, other=1)")):
+        with pytest.raises(og.ContractError) as caught:
+            parse_body(body, "operator", ("n",))
+        assert caught.value.problem == f"unknown keyword 'other'; known: {', '.join(shown[statement])}"
+
+
+def test_the_keys_of_json_are_those_of_its_reader(script: ModuleType) -> None:
+    shown = []
+    for row in statement_rows(script, "## JSON").values():
+        whole = row.partition("`{")[2].partition("}`")[0]
+        shown.append(set(re.findall(r'"(\w+)": ', re.sub("{.*}", "", whole))))
+    known = [{kind, *needed, *optional} for kind, (needed, optional) in STATEMENTS.items() if kind != "ensure"]
+    assert sorted(map(sorted, shown)) == sorted(map(sorted, known))
+    # The long form: what a declaration has besides is not written out again.
+    long = next(row for row in statement_rows(script, "## JSON").values() if row.startswith('`{"input"'))
+    assert set(re.findall(r'"(\w+)": ', long)) == {"input", "name", *ARGUMENT_KEYS} - {"type", *REASON_KEYS}
+
+
+def test_every_size_of_the_page_is_one(script: ModuleType) -> None:
+    cells = [size for cell in statement_rows(script, "### Sizes") for size in re.findall("`(.+?)`", cell)]
+    assert len(cells) > 8
+    for size in cells:
+        assert parse_body(f"y: any[D]; z: any[S, B]; w: any[{size}]", "operator", ("w", "x", "y", "z")).rules

@@ -15,6 +15,7 @@ STAGES = [
     "errors",
     "policy",
     "contract",
+    "native",
     "guard",
     "values",
     "install",

@@ -29,8 +29,10 @@ from llm_op_guard.install.callables import operation as operation_of
 from llm_op_guard.install.installer import Candidate, Installer, Integration, Report
 from llm_op_guard.install.operation import GUARDED, Operation, no_parameters
 from llm_op_guard.install.site import Refusal, Site
+from llm_op_guard.install.tracing import let_dynamo_pass
 from llm_op_guard.integrations import torch as _torch
 from llm_op_guard.integrations import transformers as _transformers
+from llm_op_guard.native import extension
 from llm_op_guard.policy import (
     CLASSES,
     INSTALL_VARIABLE,
@@ -70,6 +72,7 @@ _installers: dict[str, Installer] = {}
 for _name, _function in {**verdicts.FUNCTIONS, **texts.FUNCTIONS}.items():
     functions.register(_name, _function, locate.LOCATORS.get(_name))
 _transformers.register()
+extension.when_connected.append(let_dynamo_pass)
 
 
 class _Tally:

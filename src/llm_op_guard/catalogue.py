@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -130,17 +131,22 @@ def _row(name: str, contract: Contract) -> tuple[str, ...]:
 
 
 def _shown(name: str, contract: Contract) -> str:
-    rows = [("rule", "class", "", "because"), *(_rule(rule) for rule in contract.rules)]
+    rows = [("rule", "class", "", "because"), *(_rule(rule, contract.constants) for rule in contract.rules)]
     return f"{name}  {contract.hash}\n{contract.doc}\n\n{contract.text}\n{render_table(rows)}"
 
 
-def _rule(rule: Rule) -> tuple[str, ...]:
+def _rule(rule: Rule, constants: Mapping[str, Any]) -> tuple[str, ...]:
     reason = None if isinstance(rule.statement, Assign | Remember) else rule.statement.reason
-    return rule.id, rule.cost_class, "certain" if rule.certain else "suspect", _text(reason.because if reason else None)
+    because = _text(reason.because if reason else None, constants)
+    return rule.id, rule.cost_class, "certain" if rule.certain else "suspect", because
 
 
-def _text(expr: Expr | None) -> str:
-    """A reason as it is written; one that depends on the call, as its expression."""
+def _text(expr: Expr | None, constants: Mapping[str, Any]) -> str:
+    """A reason as it is written, or what the constant says that it names; one that depends on the call, as its
+    expression.
+    """
     if expr is None:
         return ""
-    return expr.node.value if isinstance(expr.node, ast.Constant) and isinstance(expr.node.value, str) else expr.text
+    node = expr.node
+    said = constants.get(node.id) if isinstance(node, ast.Name) else getattr(node, "value", None)
+    return said if isinstance(said, str) else expr.text

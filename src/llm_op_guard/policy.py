@@ -31,6 +31,7 @@ ENVIRONMENT_VARIABLE = "LLM_OP_GUARD"
 RECORD_VARIABLE = "LLM_OP_GUARD_RECORD"
 INSTALL_VARIABLE = "LLM_OP_GUARD_INSTALL"
 TRACK_VARIABLE = "LLM_OP_GUARD_TRACK"
+NATIVE_VARIABLE = "LLM_OP_GUARD_NATIVE"
 # Those that run in calls. Class C, imported predicates, is judged by og.verify and og.ingress alone.
 CLASSES: tuple[Literal["A"], Literal["B"]] = ("A", "B")
 
@@ -410,8 +411,7 @@ def enable() -> None:
 
 
 def _switch(*, disabled: bool) -> None:
-    # Without the lock: one assignment, and a kill switch waits for nobody.
-    _state.disabled = disabled
+    _state.disabled = disabled  # without the lock: one assignment, and a kill switch waits for nobody
     _announce()
 
 
@@ -455,10 +455,18 @@ def record_file() -> str | None:
 
 def tracks() -> bool:
     """Whether `LLM_OP_GUARD_TRACK` is `1`; raises PolicyError where it is neither that nor `0`."""
-    value = os.environ.get(TRACK_VARIABLE, "").strip()
-    if value not in ("", "0", "1"):
-        raise PolicyError(f"{TRACK_VARIABLE}={value!r} cannot be understood; write 1 to track tensors, 0 not to")
-    return value == "1"
+    return _flag(TRACK_VARIABLE, "1 to track tensors, 0 not to") == "1"
+
+
+def native_wanted() -> bool:
+    """Whether checks may be native: not where `LLM_OP_GUARD_NATIVE` is `0`; raises PolicyError as `tracks` does."""
+    return _flag(NATIVE_VARIABLE, "0 to check in Python alone, 1 for native checks where they can be had") != "0"
+
+
+def _flag(variable: str, choice: str) -> str:
+    if (value := os.environ.get(variable, "").strip()) not in ("", "0", "1"):
+        raise PolicyError(f"{variable}={value!r} cannot be understood; write {choice}")
+    return value
 
 
 def libraries_to_install() -> tuple[str, ...]:

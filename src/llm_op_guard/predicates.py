@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from llm_op_guard.errors import PredicateError
 from llm_op_guard.guard import asked
+from llm_op_guard.install.operation import known_as
 
 P = TypeVar("P", bound=Callable[..., Any])
 
@@ -32,7 +33,7 @@ def predicate(function: P) -> P:
         )
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise PredicateError(f"{name} is asynchronous, and nobody would await what it returns")
-    asked.register(f"{module}.{name}", function)
+    asked.register(f"{known_as(module)}.{name}", function)
     return function
 
 

@@ -272,6 +272,15 @@ def test_the_place_is_shown() -> None:
         ({"name": "f", "signature": "x: 0) + (lambda y", "body": []}, "signature: a signature is a list of parameters"),
         ({"name": "f", "signature": "x", "doc": 1, "body": []}, "doc: a text is wanted, not a number"),
         ({"name": "f", "signature": "x", "bdy": [], "body": []}, "unknown key 'bdy'; did you mean 'body'?"),
+        (
+            {"name": "f", "signature": "x", "constants": {}, "body": []},
+            "unknown key 'constants'; it stands in the file, beside 'contracts'",
+        ),
+        (
+            {"name": "f", "signature": "x", "zzz": [], "body": []},
+            "unknown key 'zzz'; known: name, body, signature, doc",
+        ),
+        ({"zzz": [], "contracts": []}, "unknown key 'zzz'; known: contracts, $schema, imports, constants"),
         ({"name": "f", "signature": "x", "body": [{"require": "x > 1\nimport os"}]}, "body[0].require: not Python"),
         ({"name": "f", "signature": "x", "body": [{"require": "(" * 500 + "x" + ")" * 500}]}, "body[0].require: "),
     ],

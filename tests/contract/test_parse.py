@@ -144,6 +144,12 @@ def test_elif_and_nested_branches_flatten_to_conditions() -> None:
 REFUSED = {
     "x: foating[B]": ("unknown type 'foating'; did you mean 'floating'?", 4),
     "x: tensor": ("unknown type 'tensor'; a tensor type begins with its dtype: floating[B, D], T[B, D], int64[N]", 4),
+    "x: dict[str, int]": ("dict takes nothing in brackets: write dict", 4),
+    "x: None | int[B]": ("int takes nothing in brackets: write int", 11),
+    "x: tuple[any[B], int]": ("a tuple is written (type, type), one of any length list[type]", 4),
+    "x: tuple": ("a tuple is written (type, type), one of any length list[type]", 4),
+    "x: any[B, *y]": ("'y' is a parameter or assigned name, so it cannot stand for several sizes", 1),
+    "x: any[B, *B]": ("'B' stands for a size elsewhere and for several sizes here", 1),
     "w: any[B]": ("'w' is not a parameter of operator", 1),
     "inptu: any[B]": ("'inptu' is not a parameter of operator; did you mean 'input'?", 1),
     "x: any[B * B]": (
@@ -190,6 +196,14 @@ REFUSED = {
     "require((lambda: 1)())": ("methods are never called; functions are those of the language's table", 10),
     "require(f'{x}' == 'a')": ("f-strings stand in because= and hint= only", 9),
     "require(x == b'a')": ("the constant b'a' is not in the language", 14),
+    "require(x & 1)": ("& is not in the language", 9),
+    "require(~x == 1)": ("~ is not in the language", 9),
+    "require(sum(x) == y)": ("written as sum(item for item in x)", 9),
+    "require(any(x.sizes))": ("written as any(condition for item in x.sizes)", 9),
+    "x: dict; require('a' in x)": (
+        "nothing is in a dict: has(x['a']) asks for a key; `in` takes a tuple, a shape or a text",
+        25,
+    ),
     "assert x": ("write require(…): assert vanishes under python -O", 1),
     "requires(x)": ("unknown statement 'requires'; did you mean 'require'?", 1),
     "del x": (

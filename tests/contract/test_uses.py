@@ -121,7 +121,7 @@ NEVER_JUDGED = {
     "require(table.shape > 3)": "table.shape is a tuple and 3 a number: never in an order",
     "require(options == 3)": "options is a dict, which is not compared",
     "require(3 in n)": "nothing is in a number: `in` takes a tuple, a shape or a text",
-    "require(3 in options)": "nothing is in a dict: `in` takes a tuple, a shape or a text",
+    "require(3 in options)": "nothing is in a dict: has(options[3]) asks for a key; `in` takes a tuple, a shape",
     "require(n in floating)": "n is a number; only a dtype is in floating",
     "require(table.shape not in floating)": "table.shape is a tuple; only a dtype is in floating",
     "require(T not in (3, 4))": "T is a dtype, and none of (3, 4) is one",

@@ -140,7 +140,9 @@ def condition(draw: st.DrawFn, depth: int = 0) -> str:
                      "len(box.l[n]) == 1", "box.l[6 // B] in (1, 2)", "has(z[4 / n])", "box.l[x] == 1",
                      "ends_with(mode, 'ft')", "longest_run(mode) < 4", "misspelt(box.l, 'aaaaa', 'a') is None",
                      "equal(y, taken(x, z))", "equal(m, taken(y, x))", "has(m.shape)", "controls(box.k) == n",
-                     "all(box.l[i] > 0 for i in box.l)", "any(t > 1 for t in z[n])"]
+                     "all(box.l[i] > 0 for i in box.l)", "any(t > 1 for t in z[n])",
+                     "z", "not z", "box.l", "box.l and D > 1", "z == (1, 2)", "n in box.l", "D in z", "max(box.l) > n",
+                     "max(z) < n or not z", "(D if z else L) == 2", "box.l == z", "z < box.l"]
                 )
             )  # fmt: skip
         case 12:

@@ -72,7 +72,7 @@ def verdicts(
     listener = Listener()
     guard = guard_of(contract, listener)
     guard.fail_inside = _raise  # type: ignore[method-assign] # a disagreement must not pass as a warning
-    check, check_result = guard.checks(classes)
+    check, check_result, _ = guard.checks(classes)
     remember(arguments)
     state = check(*(arguments[name] for name in guard.parameters))
     before, after = listener.told, None
@@ -209,7 +209,7 @@ def test_the_comparison_can_fail() -> None:
     contract = parse_body("require(n == 1)", "operator", PARAMETERS)
     listener = Listener()
     guard = guard_of(contract, listener)
-    check, _ = guard.checks(("A",))
+    check = guard.checks(("A",)).before
     check(2)
     assert [violation.rule_id for violation in listener.told] == ["n == 1"]
     listener.told = []

@@ -217,3 +217,92 @@ def test_a_rule_that_many_items_break_is_told_once() -> None:
         ("x[_].shape", "x[1]", "x[1].shape[0] = 4 (and 1 more item)")
     ]
     assert len(og.record.violations) == 6
+
+
+@pytest.mark.parametrize(
+    ("condition", "broken", "kept"),
+    [
+        ("xs", [()], [(1,), (t(2),), ("a", object())]),
+        ("not xs", [(1,), (t(2),), (object(),)], [()]),
+        ("not xs or n == 1", [(1,), (t(2),)], [()]),
+        ("(n if xs else 1) == 1", [(1,), (t(2),)], [()]),
+    ],
+)
+def test_a_list_is_true_where_it_has_items_whatever_they_are(
+    condition: str, broken: list[tuple[Any, ...]], kept: list[tuple[Any, ...]]
+) -> None:
+    @og.guard(f"require({condition}, id='it')")
+    def operator(xs: Any, n: int = 2) -> None:
+        pass
+
+    for kind in (list, tuple):
+        for items in kept:
+            operator(kind(items))
+        for items in broken:
+            with pytest.raises(og.GuardError, match=r"rule +it "):
+                operator(kind(items))
+
+
+@pytest.mark.parametrize("declared", ["", "xs: list[any[_]]\n"])
+def test_a_branch_for_a_list_of_tensors_is_taken(declared: str) -> None:
+    @og.guard(f"{declared}if xs:\n    require(n == 1, id='one')\nelse:\n    require(n == 2, id='two')")
+    def operator(xs: Any, n: int) -> None:
+        pass
+
+    operator([t(2)], 1)
+    operator([], 2)
+    with pytest.raises(og.GuardError, match="one"):
+        operator([t(2)], 2)
+    with pytest.raises(og.GuardError, match="two"):
+        operator([], 1)
+
+
+@pytest.mark.parametrize(
+    "condition", ["xs == (1, 2)", "xs != (1, 2)", "n in xs", "xs in ((1,), (2,))", "xs < (1,)", "max(xs) < 1"]
+)
+def test_what_is_asked_of_items_that_are_no_numbers_does_not_apply(condition: str) -> None:
+    @og.guard(f"require({condition}, id='it', hint=f'{{xs}}')\nrequire(n == 2, id='other', hint=f'{{xs}}')")
+    def operator(xs: Any, n: int) -> None:
+        pass
+
+    operator([t(2)], 2)
+    operator([object()], 2)
+    with pytest.raises(og.GuardError) as caught:
+        operator([t(2)], 3)
+    assert [(v.rule_id, v.hint) for v in caught.value.violations] == [("other", None)]
+
+
+@pytest.mark.parametrize(("rows", "columns", "judged"), [(1, 100_000, True), (1, 100_001, False), (320, 320, False)])
+def test_sequences_are_gone_through_to_a_limit(rows: int, columns: int, judged: bool) -> None:
+    """What is longer does not apply, and is there all the same."""
+    xs: Any = [0] * columns if rows == 1 else [[0] * columns] * rows
+    assert bool(said("require(xs == (1, 2), id='it')", xs=xs)) is judged
+    assert said("require(not xs, id='none')", xs=xs)
+
+
+def test_no_list_is_shown() -> None:
+    body = "m = n\nrequire((m if n else n) == (1, 2), id='it', hint=f'{n}')"
+    (found,) = explain(parse_body(body, "operator", ("n",)), {"n": [7] * 17})
+    assert (found.observed, found.hint) == ("m if n else n = a tuple of 17 items", "a tuple of 17 items")
+    (found,) = explain(parse_body(body, "operator", ("n",)), {"n": [7] * 16})
+    assert "7, 7" in found.observed
+
+
+@pytest.mark.parametrize(
+    ("condition", "cost"),
+    [
+        ("max(xs) < 8", "B"),
+        ("2 in xs", "B"),
+        ("xs == (1, 2)", "B"),
+        ("len(xs) < 8", "A"),
+        ("xs[0] < 8", "A"),
+        ("max(xs[0], 2) < 8", "A"),
+        ("xs is not None", "A"),
+        ("not xs", "A"),
+        ("max(shape) < 8", "A"),
+        ("2 in shape", "A"),
+    ],
+)
+def test_what_goes_through_a_list_reads_values(condition: str, cost: str) -> None:
+    contract = parse_body(f"xs: None | list[int]\nrequire({condition}, id='it')", "operator", ("xs", "shape"))
+    assert {rule.id: rule.cost_class for rule in contract.rules}["it"] == cost

@@ -114,7 +114,8 @@ def test_promises_about_every_item() -> None:
         ("for x.y in q:\n    require(x)", "a loop gives names"),
         ("for finite in q:\n    require(finite)", "a loop gives names"),
         ("for x in q:\n    require(x > 0)\nelse:\n    require(k)", "not a statement of the language"),
-        ("require(all(q))", "written as all"),
+        ("require(all(q))", r"written as all\(condition for item in q\)"),
+        ("require(all(q, k))", "written as all"),
         (
             "for a in (q, k):\n    require(all(a > q for q in k))",
             "'q' is the name of a loop within and of something else",

@@ -572,7 +572,7 @@ def test_class_a_only_reads_metadata() -> None:
     arguments = rope_arguments()
     with og.installed("transformers"):
         sites = {site.guard.contract.name: site for site in api._installers["transformers"].sites}
-        check, _ = sites["apply_rotary_pos_emb"].guard.checks(("A",))
+        check = sites["apply_rotary_pos_emb"].guard.checks(("A",)).before
         with Reads():
             check(*arguments, 1)
 

@@ -17,9 +17,11 @@ from llm_op_guard.contract.model import (
     Declare,
     DeviceSymbol,
     DtypeSymbol,
+    ListType,
     Remember,
     Require,
 )
+from llm_op_guard.contract.path import Path, path_of
 from llm_op_guard.contract.vocabulary import FUNCTIONS
 from llm_op_guard.contract.walk import binders, paths_in_type, solvable, tensor_types
 
@@ -27,7 +29,8 @@ from llm_op_guard.contract.walk import binders, paths_in_type, solvable, tensor_
 def classified(contract: Contract) -> tuple[Clause, ...]:
     """Infer from everything a clause reads what it costs, whether it waits for the result, and whether it is eager."""
     clauses = list(contract.clauses)
-    reads = [_reads(clause, contract.symbols) for clause in clauses]
+    lists = _lists(contract)
+    reads = [_reads(clause, contract.symbols, lists) for clause in clauses]
     readers: dict[str, list[int]] = {}
     for index, (names, _) in enumerate(reads):
         for name in names:
@@ -137,7 +140,32 @@ def _givers(contract: Contract) -> dict[str, list[int]]:
     return {name: list(dict.fromkeys(places)) for name, places in givers.items()}
 
 
-def _reads(clause: Clause, symbols: Container[str]) -> tuple[set[str], set[str]]:
+def _lists(contract: Contract) -> set[Path]:
+    """The paths that may be lists of any length."""
+    return {
+        clause.statement.path
+        for clause in contract.clauses
+        if isinstance(clause.statement, Declare)
+        and any(isinstance(alternative, ListType) for alternative in clause.statement.type.alternatives)
+    }
+
+
+def _goes_through(node: ast.expr, lists: Container[Path | None]) -> bool:
+    """Whether an expression compares a list as a whole, looks for something in it or asks for its least or largest."""
+    for part in ast.walk(node):
+        match part:
+            case ast.Compare(left=left, ops=[op, *_], comparators=others) if not isinstance(op, ast.Is | ast.IsNot):
+                whole = [left, *others]
+            case ast.Call(func=ast.Name(id="min" | "max"), args=whole):
+                pass
+            case _:
+                continue
+        if any(path_of(one) in lists for one in whole):
+            return True
+    return False
+
+
+def _reads(clause: Clause, symbols: Container[str], lists: Container[Path | None]) -> tuple[set[str], set[str]]:
     """The names and functions that decide a clause's verdict (its hint and reason do not)."""
     exprs = [condition.test.node for condition in clause.conditions]
     names: set[str] = set()
@@ -160,4 +188,6 @@ def _reads(clause: Clause, symbols: Container[str]) -> tuple[set[str], set[str]]
     for node in exprs:
         names |= set(names_in(node))
         functions |= set(calls_in(node))
+        if _goes_through(node, lists):
+            functions.add(LOOPS[0])
     return names, functions

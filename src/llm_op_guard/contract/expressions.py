@@ -256,6 +256,9 @@ def _check_loop(node: ast.Call, source: Source) -> None:
             check_iterable(loop.iter, source)
             for part in (*loop.ifs, elt):
                 check_expression(part, source)
+        case ast.Call(func=ast.Name(id=name), args=[xs], keywords=[]) if is_read(xs):
+            each = "item" if name == "sum" else "condition"
+            raise source.error(f"written as {name}({each} for item in {ast.unparse(xs)})", node)
         case _:
             raise source.error("written as all(condition for x in xs), any(…) or sum(…), over one sequence", node)
 
@@ -336,4 +339,12 @@ def _describe(node: ast.expr) -> str:
         ast.Await: "await is",
         ast.Starred: "a star here is",
     }
+    if isinstance(node, ast.BinOp | ast.UnaryOp) and type(node.op) in _OPERATORS:
+        return f"{_OPERATORS[type(node.op)]} is"
     return names.get(type(node), f"{type(node).__name__} is")
+
+
+# Those of Python that the language has not.
+_OPERATORS: dict[type[ast.AST], str] = {
+    ast.BitAnd: "&", ast.BitXor: "^", ast.LShift: "<<", ast.RShift: ">>", ast.MatMult: "@", ast.Invert: "~",
+}  # fmt: skip

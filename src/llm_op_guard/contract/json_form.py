@@ -413,10 +413,12 @@ class _Writer:
         return data
 
     def _check_keys(self, data: Any, needed: Iterable[str], optional: Iterable[str], at: Pointer) -> None:
-        known = [*needed, *optional]
+        known = list(dict.fromkeys((*needed, *optional)))
         for key in self._object(data, at):
             if key not in known:
                 near = suggestion(key, known) or f"; known: {', '.join(known)}"
+                if key in FILE_KEYS and "body" in known:
+                    near = "; it stands in the file, beside 'contracts'"
                 raise self._document.error(f"unknown key {key[:50]!r}{near}", at)
         for key in needed:
             if key not in data:

@@ -181,8 +181,8 @@ class Operands:
         if kinds - NONE == TENSOR:
             raise self.error(no_operand(right), right)
         if not kinds & (TEXT | SEQUENCES):
-            problem = f"nothing is in {called(kinds)}: `in` takes a tuple, a shape or a text"
-            raise self.error(problem, right)
+            asked = f" has({ast.unparse(right)}[{text}]) asks for a key;" if kinds - NONE == DICT else ""
+            raise self.error(f"nothing is in {called(kinds)}:{asked} `in` takes a tuple, a shape or a text", right)
         if kinds - NONE == SIZES and "number" not in a:
             raise self.error(f"{text} is {called(a)}, and no item of {ast.unparse(right)} is one", left)
         if kinds - NONE == TEXT and "text" not in a:

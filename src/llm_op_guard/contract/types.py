@@ -72,6 +72,10 @@ def _alternative(node: ast.expr, source: Source) -> Alternative:
             return Like(path, text)
         case ast.Subscript(value=ast.Name(id="list"), slice=inner):
             return ListType(parse_type(inner, source), text)
+        case ast.Subscript(value=ast.Name(id=name)) if name in SCALAR_TYPES and name not in DTYPE_NAMES:
+            raise source.error(f"{name} takes nothing in brackets: write {name}", node)
+        case ast.Subscript(value=ast.Name(id="tuple")) | ast.Name(id="tuple"):
+            raise source.error("a tuple is written (type, type), one of any length list[type]", node)
         case ast.Tuple(elts=items):
             return TupleType(tuple(parse_type(item, source) for item in items), text)
     return _tensor(node, source)

@@ -143,6 +143,10 @@ def exclusive(a: Iterable[Condition], b: Iterable[Condition]) -> bool:
 # ---------------------------------------------------------------- names
 
 
+def _one(kind: SymbolKind) -> str:
+    return "several sizes" if kind == "sizes" else f"a {kind}"
+
+
 def _symbols(contract: Contract) -> dict[str, SymbolKind]:
     """The names that types use and that are neither parameters nor assigned, with what they stand for."""
     taken = {*contract.parameters, *contract.assigned, *contract.constants}
@@ -153,12 +157,14 @@ def _symbols(contract: Contract) -> dict[str, SymbolKind]:
             if kind == "size":
                 return
             raise contract.source.error(
-                f"{name!r} is a parameter or assigned name, so it cannot stand for a {kind}", node
+                f"{name!r} is a parameter or assigned name, so it cannot stand for {_one(kind)}", node
             )
         if name in {*FUNCTIONS, *KEYWORDS, *_CONSTANTS, *DEVICE_TYPES, *contract.imports, "result"}:
             raise contract.source.error(f"{name!r} has a meaning in the language; choose another symbol", node)
         if kinds.setdefault(name, kind) != kind:
-            raise contract.source.error(f"{name!r} stands for a {kinds[name]} elsewhere and for a {kind} here", node)
+            raise contract.source.error(
+                f"{name!r} stands for {_one(kinds[name])} elsewhere and for {_one(kind)} here", node
+            )
 
     for clause in contract.clauses:
         if not isinstance(clause.statement, Declare):

@@ -191,7 +191,7 @@ class Checked:
         every = Policy(A=Setting(Action.RAISE), B=Setting(Action.RAISE))
         guard = Guard(contract, operator=contract.name, site=contract.name, defaults=every, reporter=self._collector)
         self._parameters = guard.parameters
-        self._check, self._check_result = guard.checks(CLASSES)
+        self._check, self._check_result, _ = guard.checks(CLASSES)
 
     def __call__(self, call: Call) -> list[Violation]:
         """What the guard tells of a call, or of the result of one that has returned."""

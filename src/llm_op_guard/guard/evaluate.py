@@ -17,6 +17,8 @@ from llm_op_guard.guard.memory import Identity
 from llm_op_guard.guard.readable import part
 from llm_op_guard.guard.reading import (
     INAPPLICABLE,
+    LONGEST,
+    SOME_ITEMS,
     UNSET,
     Broken,
     DeviceKind,
@@ -35,10 +37,10 @@ from llm_op_guard.guard.reading import (
     plain,
 )
 
-# More items than any list of layers, stop tokens or images has.
-_LONGEST = 100_000
 # More than any size, id or bound of a dtype.
 _MOST_BITS = 256
+# More than a shape has; longer are lists of ids and the like, whose contents are nobody's business.
+_MOST_SHOWN = 16
 
 
 class Unbound(NotApplicable):
@@ -288,7 +290,7 @@ class Values:
         before = dict(self.items)
         outermost = self._steps_left is None
         if outermost:
-            self._steps_left = _LONGEST  # of this loop and those within it together
+            self._steps_left = LONGEST  # of this loop and those within it together
         try:
             for number, item_value in enumerate(self._sequence(comprehension.iter)):
                 self._take_a_step()
@@ -316,7 +318,7 @@ class Values:
         match node:
             case ast.Call(func=ast.Name(id="range"), args=[count]):
                 length = self._value(count)
-                if not is_integer(length) or length > _LONGEST:
+                if not is_integer(length) or length > LONGEST:
                     raise NotApplicable
                 return range(length)
             case ast.Call(func=ast.Name(id="items"), args=[mapping]):
@@ -335,7 +337,7 @@ class Values:
             return list(dict.keys(value))
         # Never an iterator, which would be used up, nor what a class of its own would make up.
         if is_plain_sequence(value):
-            return list(value[:_LONGEST])
+            return list(value[:LONGEST])
         modules = optional_attribute(value, "_modules")
         if type(modules) is dict:
             return list(modules.values())
@@ -343,7 +345,9 @@ class Values:
 
     def _text(self, part: ast.expr) -> str:
         if isinstance(part, ast.FormattedValue):
-            return show(self._value(part.value))
+            if (value := self._value(part.value)) is SOME_ITEMS:
+                raise NotApplicable
+            return show(value)
         return str(part.value) if isinstance(part, ast.Constant) else ""
 
 
@@ -404,6 +408,8 @@ def show(value: Any) -> str:
     if is_a(value, str):
         return f"a text of {len(value)} characters"
     if isinstance(value, tuple):
+        if len(value) > _MOST_SHOWN:
+            return f"a tuple of {len(value)} items"
         return f"({', '.join(show(part) for part in value)}{',' if len(value) == 1 else ''})"
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         return f"an integer of {value.bit_length()} bits"  # Python refuses to write very long ones

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import FunctionType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from llm_op_guard.contract.model import Contract, CostClass, Remember, Require
 from llm_op_guard.contract.path import Path
@@ -20,6 +20,7 @@ from llm_op_guard.guard.compile import compile_check
 from llm_op_guard.guard.context import all_arguments, any_beyond
 from llm_op_guard.guard.deferred import Deferred
 from llm_op_guard.guard.explain import explain
+from llm_op_guard.guard.fast import Accepting, accepted_by
 from llm_op_guard.guard.interpret import InterpretedCheck, is_interpreted
 from llm_op_guard.guard.late import LateRules, late_rule
 from llm_op_guard.guard.ledger import Side, count_call, entering, leaving
@@ -65,7 +66,15 @@ class Reporter(Protocol):
         """Whether all of these suspect rules have been told of before; counts them if so."""
 
 
-_Checks = tuple[Callable[..., Any], Callable[..., None] | None]
+class Checks(NamedTuple):
+    """The check before a call and the one after it. Where `accepts(program, *arguments)` is true, neither is needed.
+
+    `before` asks that itself; whoever asks it first spares the calls of `before`.
+    """
+
+    before: Callable[..., Any]
+    after: Callable[..., None] | None = None
+    accepting: Accepting | None = None
 
 
 class Guard:
@@ -100,7 +109,7 @@ class Guard:
             parameters = whole.parameters if whole is not None else ()
         self.parameters = parameters
         self._pace = Pace(defaults, self.names, lambda judged: reporter.values_judged(self, judged))
-        self._checks: dict[tuple[frozenset[CostClass], bool, bool, bool, bool], _Checks] = {}
+        self._checks: dict[tuple[frozenset[CostClass], bool, bool, bool, bool], Checks] = {}
         self._failed_inside = False
 
     @property
@@ -122,7 +131,7 @@ class Guard:
 
     def checks(
         self, classes: Iterable[CostClass], *, noted: bool = False, paced: bool = False, late: bool = False
-    ) -> _Checks:
+    ) -> Checks:
         """The check before the call and the one after it, for the rules of these classes; compiled once.
 
         Both raise nothing of their own: what a violation does is the reporter's decision. `noted` checks write in the
@@ -136,14 +145,15 @@ class Guard:
         if key not in self._checks and paced and (without := self._lean()) is not None:
             fewer = without.checks(wanted, noted=noted)
             full = self.checks(wanted, noted=noted, late=late)
-            self._checks[key] = in_turn(full, fewer, self._pace.is_due, is_tracing)
+            self._checks[key] = Checks(*in_turn(full[:2], fewer[:2], self._pace.is_due, is_tracing))
         elif key not in self._checks:
-            if is_interpreted(self.contract):
-                before, after = self._interpreted(wanted, noted)
-            else:
-                before, after = self._generated(wanted, noted, late)
-            before = self._asking(before, self._ask) if asking and self._ask is not None else before
-            self._checks[key] = before, leaving(self._side("leaving")) if noted and after is None else after
+            interpreted = is_interpreted(self.contract)
+            made = self._interpreted(wanted, noted) if interpreted else self._generated(wanted, noted, late)
+            if asking and self._ask is not None:
+                made = Checks(self._asking(made.before, self._ask), made.after)
+            if noted and made.after is None:
+                made = made._replace(after=leaving(self._side("leaving")))
+            self._checks[key] = made
         return self._checks[key]
 
     def _lean(self) -> Guard | None:
@@ -177,14 +187,16 @@ class Guard:
 
         return check_and_ask
 
-    def _generated(self, classes: frozenset[CostClass], noted: bool, late: bool) -> _Checks:
+    def _generated(self, classes: frozenset[CostClass], noted: bool, late: bool) -> Checks:
         before = plan_check(self.contract, classes)
         after = plan_check(self.contract, classes, after_call=True)
         if before is not None:
             before = before.with_parameters(self.parameters)
-        return (
-            _nothing if before is None else self._compiled(before, classes, noted, late),
-            None if after is None else self._compiled(after, classes, noted, late),
+        accepting = None if before is None or noted else accepted_by(before)
+        return Checks(
+            _nothing if before is None else self._compiled(before, classes, noted, late, accepting),
+            None if after is None else self._compiled(after, classes, noted, late, None),
+            accepting if self._tally is None else None,
         )
 
     def _side(self, when: Literal["entering", "leaving"], classes: Iterable[CostClass] = ()) -> Side:
@@ -196,11 +208,11 @@ class Guard:
         goes_in = when == "entering"
         return Side(self.operator, self.site, goes_in, goes_in or judged, self.parameters if goes_in else ())
 
-    def _interpreted(self, classes: frozenset[CostClass], noted: bool) -> _Checks:
+    def _interpreted(self, classes: frozenset[CostClass], noted: bool) -> Checks:
         before, after = (plan_check(self.contract, classes, after_call=late) for late in (False, True))
         outcomes = [_Outcome(self, plan.with_parameters(self.parameters), classes) for plan in (before, after) if plan]
         if before is None or not outcomes:
-            return _nothing, None
+            return Checks(_nothing)
         notes = entering(self._side("entering")), leaving(self._side("leaving", classes))
         check = InterpretedCheck(
             self.contract,
@@ -212,19 +224,21 @@ class Guard:
             jit_state=_jit_state(),
             notes=notes if noted else (_nothing, _nothing),
         )
-        return check.before, check.after if after is not None else None
+        return Checks(check.before, check.after if after is not None else None)
 
     def source(self, classes: Iterable[CostClass]) -> str:
         """The generated source of the check before the call, to read."""
         plan = plan_check(self.contract, {"A", *classes})
         return check_source(plan.with_parameters(self.parameters)).text if plan is not None else ""
 
-    def _compiled(self, plan: Plan, classes: frozenset[CostClass], noted: bool, late: bool) -> FunctionType:
+    def _compiled(
+        self, plan: Plan, classes: frozenset[CostClass], noted: bool, late: bool, accepting: Accepting | None
+    ) -> FunctionType:
         outcome = _Outcome(self, plan, classes)
         reason = (
             f"a call of {self.operator} breaks its contract ({self.contract.id}); without fullgraph it is explained"
         )
-        source = self._source_of(plan, classes, noted, late)
+        source = self._source_of(plan, classes, noted, late, accepting is not None)
         failed = outcome.failed_after if plan.after_call else outcome.failed
         hooks: dict[str, Any] = {
             "_failed": _untraced(failed, reason),
@@ -238,18 +252,22 @@ class Guard:
             "_distrust": distrusting(plan.forgets),
             "_tell": teller(lambda local: outcome.traced(source, local)),
         }
+        if accepting is not None:
+            hooks |= {"_accepts": accepting.accepts, "_program": accepting.program}
         if source.late:
             hooks["_late"] = LateRules(self, source.late, count=not plan.after_call)
         if source.deferred:
             hooks |= outcome.deferring(source.deferred)
         return compile_check(source, f"{self.operator}{' result' if plan.after_call else ''}", hooks)
 
-    def _source_of(self, plan: Plan, classes: frozenset[CostClass], noted: bool, late: bool) -> CheckSource:
+    def _source_of(
+        self, plan: Plan, classes: frozenset[CostClass], noted: bool, late: bool, native: bool
+    ) -> CheckSource:
         """The source of a check, written once for all guards of the contract: a model has the same norm many times."""
         made, counted = self.contract.plans, self._tally is not None
-        key = (classes, plan.after_call, plan.parameters, counted, noted, late)
+        key = (classes, plan.after_call, plan.parameters, counted, noted, late, native)
         if key not in made:
-            made[key] = check_source(plan, counted=counted, noted=noted, late=late)
+            made[key] = check_source(plan, counted=counted, noted=noted, late=late, native=native)
         source: CheckSource = made[key]
         return source
 

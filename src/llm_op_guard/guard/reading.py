@@ -286,7 +286,7 @@ def plain(value: Any) -> Any:
     if value is None or is_a(value, int | float | str):
         return value
     if is_a(value, tuple | list):
-        return _plain_items(value, _DEEPEST)
+        return _plain_sequence(value)
     torch = sys.modules.get("torch")
     if torch is not None and is_a(
         value, torch.dtype | torch.device | torch.layout | torch.SymInt | torch.SymFloat | torch.SymBool
@@ -301,14 +301,55 @@ def plain(value: Any) -> Any:
 
 # Tuples of tuples beyond that are no size and no bound; comparing them could take for ever.
 _DEEPEST = 4
+# More items than any list of layers, stop tokens or images has: what is longer is not gone through in a call.
+LONGEST = 100_000
+# What needs no look at each item, and from how many items on it pays to ask so.
+_OWN = frozenset({int, float, str, bool, type(None)})
+_MANY = 32
 
 
-def _plain_items(value: Any, depth: int) -> Any:
+class _SomeItems:
+    """A list or tuple that is not empty, whose items are tensors or objects, or more than are gone through.
+
+    As a condition by itself it is true; whatever else is asked of it does not apply.
+    """
+
+    def __bool__(self) -> bool:
+        return True
+
+    def _not_applicable(self, *_: object) -> bool:
+        raise NotApplicable
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = _not_applicable
+    __hash__ = None  # type: ignore[assignment] # nothing equals it
+
+
+SOME_ITEMS = _SomeItems()
+
+
+def _plain_sequence(value: Any) -> Any:
     if type(value).__module__ == "torch":  # a shape
+        return value
+    if not is_plain_sequence(value):
+        raise NotApplicable
+    try:
+        return _plain_items(value, _DEEPEST, [LONGEST])
+    except NotApplicable:
+        return SOME_ITEMS
+
+
+def _plain_items(value: Any, depth: int, left: list[int]) -> Any:
+    """The items of a list or tuple, of which all within it together may have as many as are `left`."""
+    if type(value).__module__ == "torch":
         return value
     if depth == 0 or not is_plain_sequence(value):
         raise NotApplicable
-    return tuple(_plain_items(v, depth - 1) if is_a(v, tuple | list) else plain(v) for v in value)
+    left[0] -= len(value)
+    if left[0] < 0:
+        raise NotApplicable
+    if len(value) > _MANY and not is_tracing() and _OWN.issuperset(map(type, value)):
+        return tuple(value)
+    return tuple(_plain_items(v, depth - 1, left) if is_a(v, tuple | list) else plain(v) for v in value)
 
 
 def compared(value: Any) -> Any:

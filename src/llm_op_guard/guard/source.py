@@ -61,15 +61,18 @@ class CheckSource:
         return names_in_code(self.text)
 
 
-def check_source(plan: Plan, *, counted: bool = False, noted: bool = False, late: bool = False) -> CheckSource:
+def check_source(
+    plan: Plan, *, counted: bool = False, noted: bool = False, late: bool = False, native: bool = False
+) -> CheckSource:
     """The source of the function `check` for a plan.
 
     Before the call it takes `plan.parameters` and returns what the check after the call needs; after the call it
     takes `(result, state)`. `counted` adds one tally for each checked call, `noted` a note of what was
     accepted, which is returned where no check comes after. `late` asks of rules that may be told late whether they can
-    be, before it judges them. The names that begin with an underscore are those that `compile` puts in its namespace.
+    be, before it judges them. `native` asks a program first: what that accepts is right. The names that begin with an
+    underscore are those that `compile` puts in its namespace.
     """
-    writer = _CheckWriter(plan, counted, noted, late)
+    writer = _CheckWriter(plan, counted, noted, late, native)
     names = writer.draft.names
     text = writer.text()
     return CheckSource(text, names.dtype_sets, names.constants, names, tuple(writer.deferred), tuple(writer.late))
@@ -79,7 +82,7 @@ Block = tuple[tuple[Given, ...], list[str]]
 
 
 class _CheckWriter:
-    def __init__(self, plan: Plan, counted: bool, noted: bool, late: bool) -> None:
+    def __init__(self, plan: Plan, counted: bool, noted: bool, late: bool, native: bool) -> None:
         self.plan = plan
         self.counted = counted
         self.noted = noted
@@ -87,6 +90,7 @@ class _CheckWriter:
         self.types = TypeWriter(self.draft)
         self.deferred: list[Deferred] = []
         self.asks_late = late
+        self.native = native
         self.late: list[LateRule] = []
 
     def text(self) -> str:
@@ -132,6 +136,7 @@ class _CheckWriter:
             if names:
                 yield f"({names}) = state"
             arguments = f"(result, state, {arguments})"
+        yield from self._accepting()
         if "_Tensor" in names_in_code("\n".join(body) or "pass"):
             yield "if _jit_state() is not None:"
             if self.plan.forgets and not self.plan.after_call:
@@ -171,6 +176,14 @@ class _CheckWriter:
         if self.plan.forgets and not self.plan.after_call:
             yield self._forgets()
         yield "return None"
+
+    def _accepting(self) -> Iterator[str]:
+        """Ask the program first; Dynamo, which traces the rest, takes its answer for no."""
+        if self.native:
+            given = "".join(f", {self.draft.names.own(name)}" for name in self.plan.parameters)
+            yield f"if _accepts(_program{given}):"
+            yield from ["    _tally()"] if self.counted else []
+            yield "    return None"
 
     def _accepted(self, arguments: str, returned: str) -> Iterator[str]:
         doubts = " and not _doubts" if self.draft.doubts else ""

@@ -18,6 +18,11 @@ from llm_op_guard.install.wrapper import Parameters
 GUARDED = "__llm_op_guard__"
 
 
+def known_as(module: str) -> str:
+    """The name by which settings, waivers and contracts know a module: a spawned worker calls the script otherwise."""
+    return "__main__" if module == "__mp_main__" else module
+
+
 @dataclass(frozen=True)
 class Operation:
     """What is called in a callable, and how a guarded function is put in its place.
@@ -44,7 +49,7 @@ class Operation:
     @property
     def site(self) -> str:
         """`module.qualified_name`."""
-        return f"{self.module}.{self.qualname}" if self.module else self.qualname
+        return f"{known_as(self.module)}.{self.qualname}" if self.module else self.qualname
 
     @property
     def own(self) -> tuple[str, ...] | None:

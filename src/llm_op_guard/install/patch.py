@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from llm_op_guard.guard.compile import compile_function, keep_source
 from llm_op_guard.guard.context import WRAPPER_LABEL
+from llm_op_guard.guard.fast import Accepting
 from llm_op_guard.install.wrapper import FACTORY, Names, Parameters, wrapper_source
 
 _SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -54,7 +55,7 @@ class _Arming:
             self.home.pop(name, None)
 
     def fall_silent(self) -> None:
-        for name in (self.names.check, self.names.check_result):
+        for name in (self.names.check, self.names.check_result, self.names.accepts):
             if name in self.home:
                 self.home[name] = _nothing
 
@@ -116,9 +117,16 @@ class Patch:
         current = self._current
         return current is not None and self.function.__code__ is current.code
 
-    def arm(self, check: _Check, check_result: _CheckResult | None = None, around: _Around | None = None) -> None:
+    def arm(
+        self,
+        check: _Check,
+        check_result: _CheckResult | None = None,
+        around: _Around | None = None,
+        accepting: Accepting | None = None,
+    ) -> None:
         """Run `check(*parameters)` before each call and `check_result(result, what the check returned)` after it.
 
+        Where there is no `check_result`, the check is not run for calls that `accepting` says are right.
         `around` makes what is called in between of what does as the original code. What the checks raise reaches the
         caller. An armed patch changes over to the new checks; calls in flight finish with the old ones. A check
         (hashable, as functions are) is kept, and compiled callers with it: one that comes back costs them no
@@ -130,7 +138,7 @@ class Patch:
             leaving = self._in_place()
             if leaving is None and self.function.__code__ is not self._original:
                 raise RuntimeError(f"somebody else changed the code of {self.function.__qualname__}: not guarded")
-            arming = self._arming(check, check_result, around)
+            arming = self._arming(check, check_result, around, accepting)
             _retired.discard(arming)
             arming.enter()  # before the code that needs the names
             self.function.__code__ = arming.code
@@ -162,15 +170,27 @@ class Patch:
         code = self.function.__code__
         return next((arming for arming in self._armings.values() if arming.code is code), None)
 
-    def _arming(self, check: _Check, check_result: _CheckResult | None, around: _Around | None) -> _Arming:
+    def _arming(
+        self,
+        check: _Check,
+        check_result: _CheckResult | None,
+        around: _Around | None,
+        accepting: Accepting | None,
+    ) -> _Arming:
         key = (check, check_result, around)  # by equality: a bound method is a new object each time it is named
         if key not in self._armings:
-            arming = self._armings[key] = self._new_arming(check, check_result, around)
+            arming = self._armings[key] = self._new_arming(check, check_result, around, accepting)
             # A function that is gone needs no names; its module, which holds them, stays.
             weakref.finalize(self.function, _gone.append, arming).atexit = False
         return self._armings[key]
 
-    def _new_arming(self, check: _Check, check_result: _CheckResult | None, around: _Around | None) -> _Arming:
+    def _new_arming(
+        self,
+        check: _Check,
+        check_result: _CheckResult | None,
+        around: _Around | None,
+        accepting: Accepting | None,
+    ) -> _Arming:
         home = self.function.__globals__
         # A second copy of this library may have numbered its own.
         names = next(names for names in map(Names.numbered, _serial) if names.check not in home)
@@ -178,9 +198,13 @@ class Patch:
         injected: dict[str, Any] = {names.check: check, names.call: call}
         if check_result is not None:
             injected[names.check_result] = check_result
+            accepting = None  # it waits for what the check returns
+        if accepting is not None:
+            injected |= {names.accepts: accepting.accepts, names.program: accepting.program}
 
         original = self._original
-        source = wrapper_source(original, self.parameters, names, checks_result=check_result is not None)
+        asks, checks_result = accepting is not None, check_result is not None
+        source = wrapper_source(original, self.parameters, names, checks_result=checks_result, asks_first=asks)
         wrapper = compile_function(source, FACTORY, f"{WRAPPER_LABEL} {original.co_qualname}", {})()
         code: CodeType = wrapper.__code__.replace(
             co_name=original.co_name,

@@ -58,11 +58,11 @@ class Site:
                 self._disarm()
                 return
             wanted = [c for c in CLASSES if c in classes]
-            check, check_result = self.guard.checks(wanted, noted=noted, paced=paced, late=late)
+            checks = self.guard.checks(wanted, noted=noted, paced=paced, late=late)
             if self._binding is not None:
-                check = self._binding.around(check)
+                checks = checks._replace(before=self._binding.around(checks.before), accepting=None)
             try:
-                self.patch.arm(check, check_result, noting if late else None)
+                self.patch.arm(checks.before, checks.after, noting if late else None, checks.accepting)
                 vars(self.function).setdefault("__wrapped__", self.patch.call)
             except RuntimeError as error:
                 # Somebody patched the same function after us: theirs stays.

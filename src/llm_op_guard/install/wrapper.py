@@ -14,8 +14,10 @@ BOUND = "bound"
 
 @dataclass(frozen=True)
 class Names:
-    """What one wrapper calls its globals (`check`, `call`, `check_result`) and its locals (`state`, `result`)."""
+    """What one wrapper calls its globals, but for `state` and `result`, which are local."""
 
+    accepts: str
+    program: str
     check: str
     call: str
     check_result: str
@@ -27,6 +29,8 @@ class Names:
         """Names that no user code has, told apart by `serial`."""
         prefix = f"__llm_op_guard_{serial}_"
         return cls(
+            accepts=prefix + "accepts",
+            program=prefix + "program",
             check=prefix + "check",
             call=prefix + "call",
             check_result=prefix + "check_result",
@@ -85,10 +89,13 @@ class Parameters:
         return ", ".join(parts)
 
 
-def wrapper_source(code: CodeType, handed: Sequence[str], names: Names, *, checks_result: bool) -> str:
+def wrapper_source(
+    code: CodeType, handed: Sequence[str], names: Names, *, checks_result: bool, asks_first: bool = False
+) -> str:
     """The source of a `factory()` returning the wrapper of `code`, of the same parameters, kind and free variables.
 
-    The wrapper hands the parameters `handed` to the check, then everything to the original.
+    The wrapper hands the parameters `handed` to the check, then everything to the original. With `asks_first` the check
+    is for calls alone that are not accepted otherwise.
     """
     parameters = Parameters.of(code)
     call = f"{names.call}({parameters.forwarding()})"
@@ -98,6 +105,9 @@ def wrapper_source(code: CodeType, handed: Sequence[str], names: Names, *, check
     elif code.co_flags & inspect.CO_GENERATOR:
         call = f"yield from {call}"
     check = f"{names.check}({', '.join(handed)})"
+    if asks_first:
+        # One line of two parts: Dynamo goes on in the middle of neither.
+        check = f"{names.accepts}({', '.join([names.program, *handed])}) or {check}"
 
     if code.co_flags & inspect.CO_ASYNC_GENERATOR:
         keyword = "async def"
