@@ -177,7 +177,7 @@ def test_the_environment() -> None:
 
 @pytest.mark.parametrize("setting", ["sync", "record,sync"])
 def test_a_default_has_no_time(setting: str) -> None:
-    told = f"default='{setting}': a time is for a class; default takes an action, as 'record'"
+    told = f"default='{setting}': it takes an action alone, such as 'record'"
     for setter in (og.set_policy, og.policy):
         with pytest.raises(og.PolicyError, match=told):
             setter(default=setting)
