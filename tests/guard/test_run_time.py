@@ -72,6 +72,16 @@ def test_rules_are_judged_when_the_program_runs(backend: str) -> None:
         assert guarded(**good) is not None
 
 
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_the_call_site_is_in_the_program(requires_grad: bool) -> None:
+    """And not in code that torch generates, which is of no module."""
+    guarded = compiled(og.guard(CONTRACT)(look_up))
+    with pytest.raises(og.GuardError) as raised:
+        guarded(**call(q=torch.full((4, 8), NAN, requires_grad=requires_grad)))
+    site = raised.value.violations[0].call_site
+    assert site is not None and (site.file, site.function) == (__file__, "test_the_call_site_is_in_the_program")
+
+
 def test_the_diagnosis_is_that_of_an_eager_call() -> None:
     guarded = og.guard(CONTRACT)(look_up)
     program = compiled(guarded)

@@ -36,7 +36,18 @@ def random_program(rng: random.Random) -> tuple[bytes, tuple[Any, ...], tuple[st
     return instructions.tobytes(), CONSTANTS, NAMES, ARGUMENTS, VALUES, TENSORS
 
 
-_READS_TENSOR = {Op.SIZE, Op.SIZES, Op.SIZE_IS, Op.DEVICE_IS, Op.NDIM, Op.NUMEL, Op.DTYPE, Op.DEVICE, Op.DENSE, Op.STRIDE}
+_READS_TENSOR = {
+    Op.SIZE,
+    Op.SIZES,
+    Op.SIZE_IS,
+    Op.DEVICE_IS,
+    Op.NDIM,
+    Op.NUMEL,
+    Op.DTYPE,
+    Op.DEVICE,
+    Op.DENSE,
+    Op.STRIDE,
+}
 _JUMPS = {
     Op.JUMP: (0,), Op.ON_ABSENT: (0,), Op.UNLESS: (2,), Op.WHERE_FALSE: (1,), Op.WHERE_TRUE: (1,), Op.WHERE_SET: (1,),
     Op.TENSOR: (2,), Op.RANK: (2,), Op.RANK_AT_LEAST: (2,), Op.DTYPE_IN: (2,), Op.DEVICE_IN: (2,), Op.LIKE: (2,),

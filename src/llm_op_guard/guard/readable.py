@@ -34,8 +34,8 @@ def require_readable(x: Any) -> None:
 def require_values(x: Any) -> None:
     """Raise NotApplicable unless the values of `x` exist and may be asked for without disturbing anybody.
 
-    That excludes meta, fake, functorch-wrapped, sparse, nested, quantised and subclassed tensors, and anything while a
-    program is traced or compiled.
+    That excludes meta, fake, functorch-wrapped, sparse, nested, quantised and subclassed tensors, those whose memory
+    was freed, and anything while a program is traced or compiled.
     """
     global _has_values  # noqa: PLW0603 - made once torch is there; it is asked for every tensor whose values are read
     test = _has_values
@@ -78,6 +78,8 @@ def _values_test() -> Callable[[Any], bool]:
             and x.layout is strided
             and not (x.is_meta or x.is_nested or x.is_quantized)
             and not is_wrapped(x)
+            # FSDP frees the memory of parameters and keeps their shapes: who reads those ends the process.
+            and (x.untyped_storage().nbytes() > 0 or x.numel() == 0)
         )
 
     return has_values

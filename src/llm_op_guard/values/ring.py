@@ -127,6 +127,8 @@ def question(asked: Range | None, dtype: Any) -> tuple[int, int, int, int] | Non
             return LEAST, MOST, LEAST, LEAST
         low, high, sentinels = closed(asked, whole=True)
         low, high = max(low, LEAST), min(high, MOST)
+        if dtype is torch.bool and low <= 1 <= high:
+            high = MOST  # any other byte than 0 stands for true
         sentinels = tuple(s for s in sentinels if LEAST <= s <= MOST)
         if low > high or len(sentinels) > 2:
             return None
