@@ -537,9 +537,15 @@ Answer match(const Tensor& tensor, const Form& form, Value* values) {
 }
 
 // Inside the switch of `run`: a rule has nothing to say of what is not there.
+// Forward only, as all jumps: a handler that lies behind is none.
+#define GO_ABSENT                      \
+  {                                    \
+    if (on_absent < at) return kCannot; \
+    at = on_absent;                    \
+  }
 #define OPERAND(value)          \
   if ((value).tag == kAbsent) { \
-    at = on_absent;             \
+    GO_ABSENT                   \
     break;                      \
   }
 #define STEP(answer)                            \
@@ -571,14 +577,14 @@ Answer run(const Program& program, Frame& frame, bool& refused) {
       }
       case WHERE_SET: if (v[a].tag != kAbsent) at = b; break;
       case ON_ABSENT: on_absent = a; break;
-      case ABSENT: at = on_absent; break;
+      case ABSENT: GO_ABSENT break;
       case COPY: v[a] = v[b]; break;
       case PLAIN: case COMPARED: {
         Value seen;
         STEP(plain(frame, v[b], seen));
         OPERAND(seen)
         if (ins.op == COMPARED && seen.tag == kNone) {
-          at = on_absent;
+          GO_ABSENT
           break;
         }
         v[a] = seen;
@@ -595,13 +601,17 @@ Answer run(const Program& program, Frame& frame, bool& refused) {
         v[a] = found;
         break;
       }
-      case NEED: if (is_nothing(v[a])) at = on_absent; break;
+      case NEED: if (is_nothing(v[a])) GO_ABSENT break;
       case TENSOR: case HELD:
         switch (load(x[a], v[b], program.with_strides)) {
           case kTensor: break;
           case kNoTensor:
             if (ins.op == HELD && !is_nothing(v[b])) return kCannot;
-            at = ins.op == HELD ? on_absent : c;
+            if (ins.op == TENSOR) {
+              at = c;
+            } else {
+              GO_ABSENT
+            }
             break;
           case kRefused: refused = true; return kCannot;
           case kUnknown: return kCannot;
@@ -623,7 +633,7 @@ Answer run(const Program& program, Frame& frame, bool& refused) {
       case SIZE: {
         int32_t axis = c < 0 ? c + x[b].ndim : c;
         if (axis < 0 || axis >= x[b].ndim) {
-          at = on_absent;
+          GO_ABSENT
         } else {
           v[a] = number(x[b].shape[axis]);
         }
@@ -654,7 +664,7 @@ Answer run(const Program& program, Frame& frame, bool& refused) {
         if (!is_whole(v[c])) return kCannot;
         int64_t axis = v[c].number < 0 ? v[c].number + x[b].ndim : v[c].number;
         if (axis < 0 || axis >= x[b].ndim) {
-          at = on_absent;
+          GO_ABSENT
         } else {
           v[a] = number(x[b].strides[axis]);
         }
@@ -791,7 +801,7 @@ Answer run(const Program& program, Frame& frame, bool& refused) {
         if (v[b].tag != kSizes || !is_whole(v[c])) return kCannot;
         int64_t index = v[c].number < 0 ? v[c].number + v[b].count : v[c].number;
         if (index < 0 || index >= v[b].count) {
-          at = on_absent;
+          GO_ABSENT
         } else {
           v[a] = number(v[b].sizes[index]);
         }
@@ -831,7 +841,7 @@ Answer run(const Program& program, Frame& frame, bool& refused) {
         OPERAND(v[c])
         if (v[b].tag != kInt || v[c].tag != kInt) return kCannot;
         if (v[b].number == 0 && v[c].number == 0) {
-          at = on_absent;
+          GO_ABSENT
           break;
         }
         int64_t n = 0;
@@ -854,6 +864,7 @@ Answer run(const Program& program, Frame& frame, bool& refused) {
   }
 }
 
+#undef GO_ABSENT
 #undef OPERAND
 #undef STEP
 
