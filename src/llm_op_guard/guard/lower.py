@@ -141,7 +141,7 @@ class _Lowering:
                 if len(statement.names) > 1:
                     raise NoProgram(f"{statement.text} takes a sequence apart")
                 found = self.expressions.raw(statement.expr.node)
-                self.asm.emit(Op.NEED, found)
+                self.asm.emit(Op.WHERE_FALSE, self.asm.made(Op.PRESENT, found), done)
                 self.asm.emit(Op.COPY, self.asm.own(statement.names[0]), found)
             case Demand(statement=statement):
                 self.expressions.test(statement.expr.node, self.no)

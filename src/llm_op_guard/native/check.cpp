@@ -601,7 +601,7 @@ Answer run(const Program& program, Frame& frame, bool& refused) {
         v[a] = found;
         break;
       }
-      case NEED: if (is_nothing(v[a])) GO_ABSENT break;
+      case NEED: OPERAND(v[a]) break;
       case TENSOR: case HELD:
         switch (load(x[a], v[b], program.with_strides)) {
           case kTensor: break;
