@@ -60,10 +60,8 @@ SANITIZER_FLAGS := -g -O1 -std=c++17 -fPIC -shared -fsanitize=address,undefined 
 sanitize: $(READY)
 	@mkdir -p $(SANITIZED)
 	@include=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["include"])'); \
-	for source in src/llm_op_guard/native/check.cpp tests/native/stub.cpp; do \
-		name=$$(basename $$source .cpp); test $$name = check && name=_check; \
-		$(CXX) $(SANITIZER_FLAGS) -I$$include -Isrc/llm_op_guard/native $$source -o $(SANITIZED)/$$name.abi3.so || exit 1; \
-	done
+	$(CXX) $(SANITIZER_FLAGS) -I$$include src/llm_op_guard/native/*.cpp -o $(SANITIZED)/_check.abi3.so && \
+	$(CXX) $(SANITIZER_FLAGS) -I$$include -Isrc/llm_op_guard/native tests/native/stub.cpp -o $(SANITIZED)/stub.abi3.so
 	@ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc \
 		LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 		$(BIN)/python tests/native/sanitized.py $(SANITIZED)

@@ -26,7 +26,7 @@ native = usable()
 pytestmark = pytest.mark.skipif(isinstance(native, Refused), reason=f"no native checks here: {native}")
 
 EXAMPLES = settings(
-    max_examples=400,
+    max_examples=200,
     deadline=None,
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -152,9 +152,8 @@ def test_most_shipped_contracts_have_a_program() -> None:
 REFUSED = {
     "require(n ** 2 == 4)": "no operation says n ** 2",
     "ensure(result is None)": "what it learns is needed after the call",
-    "require(all(i > 0 for i in n))": "no operation says all",
     "require(finite(x))": "it has no rules about metadata",
-    "remember(x, width=1)": "remember(x, width=1) keeps something",
+    "require(n in divisors(12))": "what divisors(12) holds is not written out",
     "x: any[D] = why(certain=False)\ny: (any[D], any[D])": "(any[D], any[D]) is no tensor and no plain scalar",
 }
 

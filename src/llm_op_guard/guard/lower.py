@@ -343,11 +343,12 @@ class _Lowering:
         own = self.size(x, tensor, axis)
         match dim:
             case Size(expr=expr):
-                wanted = [self.asm.made(Op.WHOLE, self.expressions.value(expr.node))]
+                wanted = [self.expressions.size(expr.node)]
             case SizeOneOf():
                 for option in dim.in_order:
-                    size = self.asm.made(Op.WHOLE, self.expressions.value(option.node))
-                    self.asm.emit(Op.WHERE_TRUE, self.asm.made(Op.EQUAL, own, size), known)
+                    self.asm.emit(
+                        Op.WHERE_TRUE, self.asm.made(Op.EQUAL, own, self.expressions.size(option.node)), known
+                    )
                 self.asm.emit(Op.JUMP, self.no)
                 return
             case RestOf(path=other):
