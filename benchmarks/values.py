@@ -5,7 +5,7 @@
 All variants run interleaved in one process, in rounds whose order rotates, so that a slow moment of the machine hits
 all of them; a variant's time is the median over the rounds, in time of the processor, which other processes do not
 lengthen. The memory that a variant takes is how far one call raises the peak of the process (Linux only; pages that the
-process had already are not seen).
+process had already are not seen). Compiled programs of one operation come last, guarded by one rule and not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-import llm_op_guard  # noqa: F401 - registers the functions that are timed
+import llm_op_guard as og
 from llm_op_guard.guard.functions import IMPLEMENTATIONS
 
 SIZES = {"4 KB": 4 << 10, "64 KB": 64 << 10, "1 MB": 1 << 20, "32 MB": 32 << 20, "256 MB": 256 << 20}
@@ -67,6 +67,26 @@ def interleaved(variants: Variants, x: torch.Tensor, rounds: int) -> dict[str, f
             if number:  # the first round warms up
                 times[name].append((time.thread_time() - start) / calls)
     return {name: median(found) for name, found in times.items()}
+
+
+RULES = {
+    "finite, 4 KB": ("x: floating[_]\nrequire(finite(x))", tensor(torch.float32, 4 << 10), float("nan")),
+    "within, 64 ids": (f"x: int64[_]\nrequire(within(x, 0, {VOCABULARY}))", tensor(torch.int64, 512), VOCABULARY),
+}
+
+
+def compiled(backend: str, rule: str, x: torch.Tensor, wrong: float, rounds: int) -> dict[str, float]:
+    """Seconds a run of a compiled program that doubles a tensor, with a guard of one rule and without."""
+    torch._dynamo.reset()
+    plain = torch.compile(lambda x: x * 2, backend=backend, fullgraph=True)
+    guarded = torch.compile(og.guard(rule)(lambda x: x * 2), backend=backend, fullgraph=True)
+    bad = x.clone()
+    bad[1] = wrong
+    try:
+        guarded(bad)
+    except og.GuardError:
+        return interleaved({"unguarded": plain, "guarded": guarded}, x, rounds)
+    sys.exit(f"a compiled program does not see what is wrong: {rule}")
 
 
 def allocated(function: Callable[[Any], Any], x: torch.Tensor) -> int:
@@ -124,6 +144,15 @@ def main() -> None:
                 print(f"  {name:<40} {seconds * 1e6:>12.1f} us {ratio:>8.2f} x sum {memory[name] / 1e6:>10.2f} MB more")
                 row = {"dtype": str(dtype), "bytes": size, "variant": name, "seconds": seconds, "memory": memory[name]}
                 rows.append(row)
+    og.set_policy(B="raise")
+    print("compiled programs, a run")
+    for label, (rule, x, wrong) in RULES.items():
+        for backend in ("eager", "inductor"):
+            times = compiled(backend, rule, x, wrong, arguments.rounds)
+            rows += [{"rule": label, "backend": backend, "variant": name, "seconds": s} for name, s in times.items()]
+            more = times["guarded"] - times["unguarded"]
+            told = ", ".join(f"{name} {seconds * 1e6:.1f} us" for name, seconds in times.items())
+            print(f"  {label}, {backend}: {told}: {more * 1e6:.1f} us more")
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
 

@@ -31,6 +31,8 @@ NO_DEVICE = (
     "gpu_check: this torch sees no CUDA device, so nothing was checked. Run it on a machine with one; "
     "`make triton` tries the kernel in Triton's interpreter, and compiles it, without."
 )
+# A test without a device has another.
+DEVICE = "cuda"
 CONTRACT = "x: floating[N, _]\nrequire(finite(x), id='finite_x')\nrequire(absmax(x) < 100, id='small_x')"
 
 
@@ -110,24 +112,126 @@ def waits_for_nothing() -> Row:
     return "no wait in async mode", "the verdict did not come", "x[63, 62] = nan", False
 
 
-def captured() -> Row:
-    """A guarded call in a CUDA graph: it is captured and replayed as without guard."""
-    x = torch.ones(64, 64, device="cuda")
+LOOKED_UP = """
+x: floating[N]
+ids: int64[_]
+require(finite(x), id="finite_x")
+require(within(ids, 0, N), id="ids_in_x")
+"""
+
+
+@og.guard(LOOKED_UP)
+def looked_up(x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """A table of numbers and what is looked up in it; `clamp` keeps an id that is wrong from ending the process."""
+    return x[ids.clamp(0, len(x) - 1)] * 2
+
+
+def warmed(call: Callable[[], Any]) -> None:
+    """As before every capture: some runs on another stream."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
-            doubled(x)
+            call()
     torch.cuda.current_stream().wait_stream(stream)
     og.flush()
+
+
+def flushed() -> dict[str, og.Violation]:
+    """What has been found, by rule."""
+    try:
+        og.flush()
+    except og.GuardError as error:
+        return {violation.rule_id: violation for violation in error.violations}
+    return {}
+
+
+def replay_of(found: dict[str, og.Violation], rule: str, observed: str) -> tuple[Any, ...]:
+    """Of a rule: the replay that broke it, how many broke since, and how many there were; what else was told, if so."""
+    if rule not in found or not found[rule].observed.startswith(observed):
+        return tuple(violation.observed for violation in found.values())
+    late = found[rule].told_late
+    told = None if late is None else late.replayed
+    return ("no replay",) if told is None else (told.at, told.broken, told.replays)
+
+
+def captured(call: Callable[[], Any]) -> tuple[Any, Any]:
+    """A graph of a call, captured while torch makes an error of every wait; and what the call returned."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y = doubled(x)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return graph, call()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def replays() -> list[Row]:
+    """A guarded call in a CUDA graph: it computes what it does without, and is judged at each replay."""
+    x, ids = torch.ones(4096, device=DEVICE), torch.zeros(64, dtype=torch.int64, device=DEVICE)
+    warmed(lambda: looked_up(x, ids))
+    graph, y = captured(lambda: looked_up(x, ids))
     x.fill_(21.0)
     graph.replay()
-    og.flush()
-    right = bool((y == 42.0).all())
-    return "capture and replay", "as without guard" if right else "another result", "as without guard", right
+    right = not flushed() and bool((y == 42.0).all())
+    rows = [("a graph computes", "as without guard" if right else "another result", "as without guard", right)]
+
+    def row(what: str, found: tuple[Any, ...], wanted: tuple[Any, ...]) -> None:
+        rows.append((what, str(found), f"{wanted}: at, broken, replays", found == wanted))
+
+    graph.replay()
+    x[4000] = float("nan")
+    for _ in range(3):
+        graph.replay()
+    x[7] = float("inf")
+    graph.replay()
+    row(
+        "each replay is judged, the first that broke is kept",
+        replay_of(flushed(), "finite_x", "x[4000] = nan"),
+        (3, 4, 6),
+    )
+    graph.replay()
+    row("and the next, once that was told", replay_of(flushed(), "finite_x", "x[7] = inf"), (7, 1, 7))
+    x.fill_(1.0)
+    graph.replay()
+    row("a replay without a fault", tuple(flushed()), ())
+    ids[3] = 4096
+    graph.replay()
+    row("ids, that are judged before a call elsewhere", replay_of(flushed(), "ids_in_x", "ids[3] = 4096"), (9, 1, 9))
+    ids[3] = 0
+
+    # What the kernel cannot read is asked by operations of torch, whose copies are in the graph.
+    wide = torch.ones(64, 128, device=DEVICE)
+    gaps = wide[:, ::2]
+    warmed(lambda: doubled(gaps))
+    other, _ = captured(lambda: doubled(gaps))
+    other.replay()
+    wide[5, 4] = float("nan")
+    other.replay()
+    other.replay()
+    row("a tensor with gaps in a graph", replay_of(flushed(), "finite_x", "x[5, 2] = nan"), (2, 2, 3))
+    return rows
+
+
+def reduced_overhead() -> Row:
+    """`torch.compile(mode="reduce-overhead")`: how often a bad run of a program in CUDA graphs is told of."""
+    torch._dynamo.reset()
+    program = torch.compile(looked_up, mode="reduce-overhead", fullgraph=True)
+    x, ids = torch.ones(4096, device="cuda"), torch.zeros(64, dtype=torch.int64, device="cuda")
+    for _ in range(5):  # warms up, is captured, then is replayed
+        torch.compiler.cudagraph_mark_step_begin()
+        program(x, ids)
+    calm, bad, told = not flushed(), x.clone(), 0
+    bad[9] = float("nan")
+    replayed = False
+    for _ in range(3):
+        torch.compiler.cudagraph_mark_step_begin()
+        program(bad, ids)
+        found = flushed().get("finite_x")
+        told += found is not None
+        replayed |= found is not None and found.told_late is not None and found.told_late.replayed is not None
+    text = f"{told} of 3 bad runs{', in replays' if replayed else ''}{'' if calm else ', and a good one'}"
+    return 'mode="reduce-overhead"', text, "3 of 3 bad runs, in replays", text == "3 of 3 bad runs, in replays"
 
 
 CHILD = """
@@ -236,10 +340,11 @@ def main() -> int:
     began = time.monotonic()
     og.set_policy(B="raise,async")
     rows: list[Row] = []
-    checks = (asks_by_triton, answers, waits_for_nothing, captured, after_an_assertion, small)
+    checks = (asks_by_triton, answers, waits_for_nothing, replays, reduced_overhead, after_an_assertion, small)
     for check in checks:
         try:
-            rows.append(check())
+            found = check()
+            rows += found if isinstance(found, list) else [found]
         except Exception as error:
             rows.append((check.__name__, f"{type(error).__name__}: {error}"[:200], "", False))
     try:

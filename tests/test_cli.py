@@ -87,7 +87,7 @@ def test_a_bad_environment_is_one_line(arguments: tuple[str, ...], tmp_path: Pat
     assert done.returncode == 2
     assert done.stderr == (
         "llm-op-guard: error: LLM_OP_GUARD: unknown or repeated 'loud' in the policy setting 'loud'; "
-        "known: raise, warn, record, off, sync, async, every=N, sample=P\n"
+        "known: raise, warn, record, off, sync, async, every=N or sample=P\n"
     )
     assert "ran" not in done.stdout
 

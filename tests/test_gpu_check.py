@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from graphs import replay, stand_in
 
 import llm_op_guard as og
 from llm_op_guard.guard import late
@@ -42,3 +44,31 @@ def test_what_it_guards_is_told_as_it_expects(script: ModuleType, monkeypatch: p
     with pytest.raises(og.GuardError) as raised:
         og.flush()
     assert raised.value.violations[0].observed.startswith("x[63, 62] = nan")
+
+
+def test_what_it_expects_of_replays(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = stand_in(monkeypatch)
+    og.set_policy(B="raise,async")
+
+    class Graph:
+        def __init__(self, call: Callable[[], torch.Tensor]) -> None:
+            self.call = call
+            with stream.capture() as self.asked:
+                self.result = call()
+
+        def replay(self) -> None:
+            replay(self.asked)
+            og.disable()
+            self.result.copy_(self.call())
+            og.enable()
+
+    def captured(call: Callable[[], torch.Tensor]) -> tuple[Graph, torch.Tensor]:
+        graph = Graph(call)
+        return graph, graph.result
+
+    monkeypatch.setattr(script, "DEVICE", "cpu")
+    monkeypatch.setattr(script, "warmed", lambda call: call())
+    monkeypatch.setattr(script, "captured", captured)
+    rows = script.replays()
+    assert len(rows) == 6
+    assert all(right for *_, right in rows), rows

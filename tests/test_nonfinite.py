@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import io
 import math
+import os
 import sys
 import textwrap
 import threading
@@ -588,11 +589,63 @@ def test_only_modules_are_taken() -> None:
             og.first_nonfinite(wrong)
 
 
+class ByItself(nn.Module):
+    """Whose calls do not go through `Module.__call__`."""
+
+    def __call__(self, x: Tensor) -> Any:
+        return x * NAN
+
+
+def test_what_is_not_seen_is_said() -> None:
+    for model in (ByItself(), nn.Linear(2, 2).forward):
+        with pytest.warns(
+            og.GuardInternalWarning, match="nothing was looked at: no module was called by its `__call__`"
+        ):
+            assert og.first_nonfinite(model, torch.ones(1, 2)) is None
+
+
 # ---------------------------------------------------------------- all sorts of modules
 
 
 def test_meta_says_nothing(tiny: Any) -> None:
     assert og.first_nonfinite(nn.Linear(2, 2, device="meta"), torch.ones(1, 2, device="meta")) is None
+
+
+def test_parameters_without_memory_are_not_read() -> None:
+    """FSDP frees the memory of a layer while it is not in use, and keeps its shape."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight.data.untyped_storage().resize_(0)
+    with torch.no_grad():
+        model[0].bias.fill_(NAN)
+
+    class Frees(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return model[0](x)
+
+    outer = Frees()
+    outer.inner = model
+    assert who(found(outer, torch.ones(1, 2))) == ("parameter", "inner.0.bias", "Linear")
+
+
+class Overriding(nn.Module):
+    """Methods of a model's own are not called to look at it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2))
+
+    def parameters(self, recurse: bool = True) -> Any:
+        raise AssertionError
+
+    named_parameters = named_modules = modules = buffers = parameters
+
+    def forward(self) -> Tensor:
+        return self.weight.square().sum().sqrt()
+
+
+def test_methods_of_the_models_own_are_not_called() -> None:
+    finding = found(Overriding())
+    assert (finding.kind, finding.operation) == ("gradient", "SqrtBackward0")
 
 
 def test_inference_mode() -> None:
@@ -813,6 +866,25 @@ def run(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch, arguments: tup
 def test_a_script_that_makes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, said = run(tmp_path, "nn.Linear(2, 2)(torch.ones(1, 2))", monkeypatch)
     assert (code, said) == (0, "llm-op-guard: 1 call of modules, nothing that is not finite\n")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_fork_is_not_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a worker would be ended, and whoever waits for it would wait for ever."""
+    text = """
+        import os
+        model = nn.Linear(2, 2)
+        nn.init.constant_(model.weight, float("nan"))
+        if (child := os.fork()) == 0:
+            try:
+                model(torch.ones(1, 2))
+            except BaseException:
+                os._exit(5)
+            os._exit(4)
+        raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    code, said = run(tmp_path, text, monkeypatch)
+    assert (code, said) == (4, "llm-op-guard: WARNING: nothing was watched: the program called no module of torch\n")
 
 
 def test_a_script_that_makes_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,6 +175,14 @@ def test_the_environment() -> None:
             parse_environment(bad)
 
 
+@pytest.mark.parametrize("setting", ["sync", "record,sync"])
+def test_a_default_has_no_time(setting: str) -> None:
+    told = f"default='{setting}': it takes an action alone, such as 'record'"
+    for setter in (og.set_policy, og.policy):
+        with pytest.raises(og.PolicyError, match=told):
+            setter(default=setting)
+
+
 def run(program: str, value: str) -> str:
     prelude = "import llm_op_guard as og\n@og.guard('n: int')\ndef f(n): return n\n"
     command = [sys.executable, "-W", "ignore", "-c", prelude + program]

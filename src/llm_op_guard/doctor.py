@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from llm_op_guard import __version__, api
+from llm_op_guard.guard import fast
 from llm_op_guard.install.site import Refusal
+from llm_op_guard.native.program import Refused as NotNative
 from llm_op_guard.policy import CLASSES, ENVIRONMENT_VARIABLE, OFF, Layer, Policy, Setting, from_environment
 from llm_op_guard.report.overview import Group, render_facts, render_groups
 from llm_op_guard.report.terminal import Terminal
@@ -32,6 +34,7 @@ class Findings:
     guarded: list[Group] = field(default_factory=list)
     refused: list[Group] = field(default_factory=list)
     unloadable: list[Refusal] = field(default_factory=list)
+    native: Group = field(default_factory=lambda: Group("", []))
 
 
 def examine(library: str, modules: Sequence[str]) -> Findings:
@@ -55,7 +58,19 @@ def examine(library: str, modules: Sequence[str]) -> Findings:
     for refusal in api.status().refused:
         reasons.setdefault(refusal.reason, []).append(_short(refusal.site))
     findings.refused = [Group(reason, places) for reason, places in reasons.items()]
+    findings.native = _native()
     return findings
+
+
+def _native() -> Group:
+    """Whether metadata is checked natively here, and of which contracts it is not and why."""
+    extension = fast.usable()
+    if isinstance(extension, NotNative):
+        return Group(f"no, in Python: {extension.reason}", [])
+    contracts = {site.guard.contract.id: site.guard.contract for site in api.sites() if "A" in site.guard.classes}
+    why = {name: reason for name, contract in contracts.items() if (reason := fast.refusal(contract)) is not None}
+    title = f"yes, for {len(contracts) - len(why)} of the {len(contracts)} contracts that are used here"
+    return Group(title, [f"{name}: {reason}" for name, reason in sorted(why.items())])
 
 
 def _short(site: str) -> str:
@@ -128,6 +143,7 @@ def main(out: Terminal, complaints: Terminal, library: str, modules: Sequence[st
         ("policy", policy),
         ("libraries", f"{', '.join(api.known_libraries())} (those that guards are known for)"),
         *waivers,
+        ("native", findings.native.title),
     ]
     out.line(render_facts(facts))
     if not modules and _version(library):
@@ -139,6 +155,10 @@ def main(out: Terminal, complaints: Terminal, library: str, modules: Sequence[st
         out.line(f"\n{out.paint(f'{title}: {count}', 'bold')}")
         if groups:
             out.line(render_groups(groups, out, style))
+    if findings.native.places:
+        out.line(f"\n{out.paint(f'Checked in Python: {len(findings.native.places)}', 'bold')}")
+        for place in findings.native.places:
+            out.line(f"  {place}")
     for refusal in findings.unloadable:
         complaints.error(f"cannot load {refusal}")
     return findings

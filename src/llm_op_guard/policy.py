@@ -76,20 +76,18 @@ class Setting:
             return text
         if not isinstance(text, str) or not text.strip():
             raise PolicyError(f"a policy setting is a text such as 'warn' or 'raise,sync', not {text!r}")
-        action: Action | None = None
-        time: Time | None = None
-        pace: dict[str, Any] = {}
+        said: dict[str, Any] = {}
         for word in (part.strip().lower() for part in text.split(",")):
-            if word in list(Action) and action is None:
-                action = Action(word)
-            elif word in list(Time) and time is None:
-                time = Time(word)
-            elif (found := _pace(word, text)) is not None and not pace:
-                pace = found
+            if word in list(Action) and "action" not in said:
+                said["action"] = Action(word)
+            elif word in list(Time) and "time" not in said:
+                said["time"] = Time(word)
+            elif (pace := _pace(word, text)) is not None and said.keys().isdisjoint(("every", "sample")):
+                said |= pace
             else:
-                known = ", ".join([*Action, *Time, "every=N", "sample=P"])
+                known = ", ".join([*Action, *Time, "every=N or sample=P"])
                 raise PolicyError(f"unknown or repeated {word!r} in the policy setting {text!r}; known: {known}")
-        return cls(action or Action.RAISE, time, **pace)
+        return cls(**{"action": Action.RAISE, **said})
 
     def __str__(self) -> str:
         time = f",{self.time}" if self.time is not None else ""
@@ -141,6 +139,8 @@ class Policy:
                     raise PolicyError(f"{name}={str(text)!r}: a pace is for class B; metadata is judged in every call")
                 if setting.time is Time.ASYNC and name != "B":
                     raise PolicyError(f"{name}={str(text)!r}: async is for class B; metadata is judged in the call")
+                if setting.time is not None and name == "default":
+                    raise PolicyError(f"default={str(text)!r}: it takes an action alone, such as 'record'")
                 parsed[name] = setting if name in CLASSES else setting.action
         return cls(**parsed)
 

@@ -141,7 +141,7 @@ def test_settings() -> None:
         ("sample=0", "sample takes a number above 0 and up to 1"),
         ("sample=1.5", "sample takes a number above 0 and up to 1"),
         ("sample=nan", "sample takes a number above 0 and up to 1"),
-        ("every=2,sample=0.5", "unknown or repeated 'sample=0.5'"),
+        ("every=2,sample=0.5", "unknown or repeated 'sample=0.5' .* or sample=P"),
         ("sometimes=2", "unknown or repeated 'sometimes=2'"),
     ):
         with pytest.raises(og.PolicyError, match=problem):

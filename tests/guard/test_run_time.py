@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounter
+from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
 import llm_op_guard as og
@@ -70,6 +70,16 @@ def test_rules_are_judged_when_the_program_runs(backend: str) -> None:
         (violation,) = raised.value.violations
         assert (violation.rule_id, violation.observed, violation.cost_class) == (rule_id, observed, "B")
         assert guarded(**good) is not None
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_the_call_site_is_in_the_program(requires_grad: bool) -> None:
+    """And not in code that torch generates, which is of no module."""
+    guarded = compiled(og.guard(CONTRACT)(look_up))
+    with pytest.raises(og.GuardError) as raised:
+        guarded(**call(q=torch.full((4, 8), NAN, requires_grad=requires_grad)))
+    site = raised.value.violations[0].call_site
+    assert site is not None and (site.file, site.function) == (__file__, "test_the_call_site_is_in_the_program")
 
 
 def test_the_diagnosis_is_that_of_an_eager_call() -> None:
@@ -213,21 +223,73 @@ def test_rules_that_cannot_be_split_are_left_out() -> None:
         program([torch.full((2,), NAN), torch.ones(2)])
 
 
-def test_what_is_read_of_foreign_code_is_not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Functions that an integration declares may do what Dynamo cannot follow."""
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What an integration answers of an owner: it reads what Dynamo cannot follow."""
     import linecache
 
-    rows = Function("rows_of_a_test", "A", (("owner", "owner"),), "of a test")
-    monkeypatch.setitem(FUNCTIONS, rows.name, rows)
-    monkeypatch.setitem(functions.IMPLEMENTATIONS, rows.name, lambda owner: linecache.checkcache() or 5)
+    answers: dict[str, Any] = {"rows": 5}
+
+    def rows_of_a_test(owner: Any) -> Any:
+        linecache.checkcache()
+        assert owner is call
+        return answers["rows"]
+
+    declared = Function(rows_of_a_test.__name__, "A", (("owner", "owner"),), "of a test", eager=True)
+    monkeypatch.setitem(FUNCTIONS, declared.name, declared)
+    monkeypatch.setitem(functions.IMPLEMENTATIONS, declared.name, rows_of_a_test)
+    return answers
+
+
+ROWS = "ids: int64[_]\nrequire(within(ids, 0, rows_of_a_test(owner)), id='in_table')"
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_what_an_integration_answers_is_asked_while_tracing(rows: dict[str, Any], backend: str) -> None:
+    counted = []
+    for function in (lambda ids, owner: ids + 1, og.guard(ROWS)(lambda ids, owner: ids + 1)):
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend(backend)
+        program = compiled(function, counter)
+        for length in (3, 5, 7):
+            assert program(torch.full((length,), 4), call).tolist() == [5] * length
+        counted.append(counter.frame_count)
+    assert counted[0] == counted[1]
+    with pytest.raises(og.GuardError) as raised:
+        program(torch.tensor([7, 7]), call)
+    (violation,) = raised.value.violations
+    assert violation.observed == "ids[0] = 7 (of 2, 2 elements are wrong, this one first)"
+    assert violation.expected == "0 <= ids < 5 (rows_of_a_test(owner))"
+
+
+def test_an_answer_that_is_out_of_date_is_no_alarm(rows: dict[str, Any]) -> None:
+    """Dynamo knows nothing of what was read for it, and what it is about may be in another graph."""
+    program = torch.compile(og.guard(ROWS)(lambda ids, owner: ids + 1), backend="eager")
+    program(torch.tensor([4]), call)
+    rows["rows"] = 9
+    assert program(torch.tensor([8]), call).tolist() == [9]
+    rows["rows"] = None
+    assert program(torch.tensor([8]), call).tolist() == [9]
+    rows["rows"] = 5
+    with pytest.raises(og.GuardError, match=r"ids\[0\] = 8"):
+        program(torch.tensor([8]), call)
+    run_time._owners.clear()  # as in a process that loaded the program
+    assert program(torch.tensor([8]), call).tolist() == [9]
+
+
+def test_no_answer_no_rule(rows: dict[str, Any]) -> None:
+    rows["rows"] = None
+    program = compiled(og.guard(f"{ROWS}\nrequire(lowest(ids) >= 0, id='low')")(lambda ids, owner: ids + 1))
+    assert program(torch.tensor([8]), call).tolist() == [9]
+    with pytest.raises(og.GuardError, match="lowest"):
+        program(torch.tensor([-1]), call)
+
+
+def test_branches_on_what_an_integration_answers_are_left_out(rows: dict[str, Any]) -> None:
     contract = (
-        "ids: int64[_]\nrequire(within(ids, 0, rows_of_a_test(owner)), id='in_table')\n"
         "if rows_of_a_test(owner) > 3:\n    require(unique(ids), id='unique')\nrequire(lowest(ids) >= 0, id='low')"
     )
-    guarded = og.guard(contract)(lambda ids, owner: ids + 1)
-    with pytest.raises(og.GuardError, match="ids"):
-        guarded(torch.tensor([7]), call)
-    program = compiled(guarded)
+    program = compiled(og.guard(contract)(lambda ids, owner: ids + 1))
     assert program(torch.tensor([7, 7]), call).tolist() == [8, 8]
     with pytest.raises(og.GuardError, match="lowest"):
         program(torch.tensor([-1]), call)

@@ -435,6 +435,43 @@ def test_flash_attention_of_sequences_one_after_the_other(flash: Kernel, monkeyp
         flash(Layer(), q, k, v, None)
 
 
+@pytest.mark.parametrize(
+    ("changes", "rule", "observed"),
+    [
+        ({"cu_seq_lens_q": [0, 7, 15]}, "cu_seq_lens_q_in_tokens", "kwargs['cu_seq_lens_q'][2] = 15 (of 3, 1 element"),
+        (
+            {"cu_seq_lens_k": [-3, 10, 31]},
+            "cu_seq_lens_k_in_tokens",
+            "kwargs['cu_seq_lens_k'][0] = -3 (of 3, 2 elements",
+        ),
+        ({"cu_seq_lens_q": [0, 8, 7]}, "cu_seq_lens_q_ascend", "kwargs['cu_seq_lens_q'][2] = 7"),
+        ({"cu_seq_lens_k": [0, 10, 8]}, "cu_seq_lens_k_ascend", "kwargs['cu_seq_lens_k'][2] = 8"),
+        ({"cu_seq_lens_k": [0, 30]}, "as_many_sequences", "numel(kwargs['cu_seq_lens_q']) = 3"),
+    ],
+)
+def test_where_sequences_one_after_the_other_begin(
+    flash: Kernel, monkeypatch: pytest.MonkeyPatch, changes: dict[str, list[int]], rule: str, observed: str
+) -> None:
+    monkeypatch.setattr(flash_attention, "_flash_attention_forward", lambda q, *_, **__: q)
+    (q, _, _), (_, k, v) = half(*states()), half(*states(batch=1, keys=30))
+    ends = {"cu_seq_lens_q": [0, 7, 14], "cu_seq_lens_k": [0, 10, 30]}
+    lengths = {"max_length_q": 7, "max_length_k": 20}
+
+    def call(mask: Any = None, **kwargs: Any) -> None:
+        flash(Layer(), q, k, v, mask, **{n: torch.tensor(x, dtype=torch.int32) for n, x in kwargs.items()}, **lengths)
+
+    with og.policy(B="raise"):
+        call(**ends)
+        call(cu_seq_lens_q=[0, 7, 7, 12], cu_seq_lens_k=[0, 10, 10, 29])  # an empty one, and tokens of no sequence
+        with pytest.raises(og.GuardError) as caught:
+            call(**ends | changes)
+        (violation,) = caught.value.violations
+        assert violation.rule_id == rule
+        assert violation.observed.startswith(observed)
+        lengths.clear()  # without these they are not looked at
+        call(**ends | changes)
+
+
 def test_what_flash_attention_must_not_be_given(flash: Kernel) -> None:
     layer, (q, k, v) = Layer(), half(*states())
     for arguments, rule in (

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounter
+from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaModel
 
@@ -148,16 +149,63 @@ def test_only_recorded_when_b_records(model: Model, guarded: None) -> None:
     assert og.record.total == 1
 
 
-def test_steps_aside_while_a_program_is_compiled(model: Model, guarded: None) -> None:
-    counter = CompileCounter()
-    compiled = torch.compile(model, fullgraph=True, backend=counter)
+@pytest.mark.parametrize(
+    ("backend", "shapes"),
+    [("eager", 3), ("aot_eager", 1), *(pytest.param(b, 3, marks=pytest.mark.slow) for b in ("aot_eager", "inductor"))],
+)
+def test_compiled_models_judge_ids_when_they_run(tiny: Make, backend: str, shapes: int) -> None:
+    model = tiny(num_hidden_layers=1)
+
+    def run() -> tuple[int, Any, list[torch.Tensor]]:
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend(backend)
+        compiled = torch.compile(model, fullgraph=True, backend=counter)
+        given = [torch.tensor(GOOD).repeat(1, times) for times in (1, 2, 3)]
+        found = [compiled(ids, use_cache=False).logits for ids in given[:shapes]]
+        return counter.frame_count, compiled, found
+
     with torch.no_grad():
-        plain = model(torch.tensor(GOOD), use_cache=False).logits
-        assert torch.allclose(compiled(torch.tensor(GOOD), use_cache=False).logits, plain, atol=1e-5)
-        with pytest.raises(IndexError) as caught:
-            compiled(ids_with(VOCAB), use_cache=False)
+        compilations, _, plain = run()
+        with og.installed("transformers"):
+            compilations_guarded, compiled, guarded = run()
+            assert compilations_guarded == compilations
+            assert all(map(torch.equal, plain, guarded))
+            with pytest.raises(og.GuardError) as caught:
+                compiled(ids_with(VOCAB), use_cache=False)
+            assert isinstance(caught.value, IndexError)
+            violation = only_violation(caught)
+            assert violation.rule_id == "token_ids_in_table"
+            assert violation.expected == f"0 <= input_ids < {VOCAB} (embedding_rows(self))"
+            assert violation.hint == RESIZE
+    torch._dynamo.reset()
+
+
+def test_a_graph_that_is_used_for_another_model(tiny: Make, guarded: None) -> None:
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    with torch.no_grad():
+        for _ in range(2):  # the first is gone when the second runs
+            compiled = torch.compile(tiny(num_hidden_layers=1), fullgraph=True, backend=counter)
+            compiled(torch.tensor(GOOD), use_cache=False)
+            with pytest.raises(og.GuardError, match="embedding_rows"):
+                compiled(ids_with(VOCAB), use_cache=False)
+            del compiled
+            gc.collect()
     assert counter.frame_count == 1
-    assert not isinstance(caught.value, og.GuardError)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_a_table_that_is_resized_after_compilation(tiny: Make, guarded: None, fullgraph: bool) -> None:
+    model = tiny(num_hidden_layers=1)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=fullgraph, backend="eager")
+    with torch.no_grad():
+        compiled(torch.tensor(GOOD), use_cache=False)
+        model.resize_token_embeddings(VOCAB + 4)
+        compiled(ids_with(VOCAB + 3), use_cache=False)
+        with pytest.raises(og.GuardError, match=f"{VOCAB + 4} .embedding_rows"):
+            compiled(ids_with(VOCAB + 4), use_cache=False)
     torch._dynamo.reset()
 
 

@@ -77,6 +77,17 @@ def test_every_dtype_as_the_reference(ask: Ask, dtype: str) -> None:
     assert answered > 50
 
 
+def test_bytes_that_stand_for_true(ask: Ask) -> None:
+    x = torch.tensor([0, 255, 9, 1], dtype=torch.uint8).view(torch.bool)
+    for asked, wrong in (
+        (Range(0, 1), Verdict(0)),
+        (Range(0, 2, high_open=True), Verdict(0)),
+        (Range(0, 0), Verdict(3, (1,), True)),
+        (Range(1, 1), Verdict(1, (0,), False)),
+    ):
+        assert ask([Probe(x, asked)]) == [wrong]
+
+
 def test_torch_answers_what_triton_cannot_read() -> None:
     ask = asked_by_torch()
     whole = torch.tensor([0, 5, 2**62]).view(torch.uint64)

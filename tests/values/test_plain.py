@@ -99,6 +99,18 @@ def test_lowest_and_highest() -> None:
         plain.lowest(x[:0])
 
 
+def freed() -> torch.Tensor:
+    """As FSDP leaves its parameters between layers: a shape without memory. Whoever reads it ends the process."""
+    x = torch.ones(2)
+    x.untyped_storage().resize_(0)
+    return x
+
+
+def test_tensors_without_elements_need_no_memory() -> None:
+    assert torch.empty(0).untyped_storage().nbytes() == 0
+    assert plain.finite(torch.empty(0)) and plain.within(torch.empty(3, 0), 1, 2)
+
+
 def test_values_that_cannot_be_read_do_not_apply() -> None:
     dense = torch.ones(3)
     with FakeTensorMode() as mode:
@@ -111,6 +123,7 @@ def test_values_that_cannot_be_read_do_not_apply() -> None:
         dense.to_sparse(),
         torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
         torch.quantize_per_tensor(dense, 0.1, 0, torch.qint8),
+        freed(),
     ]
     for x in unreadable:
         for function in (plain.finite, plain.lowest, lambda x: plain.within(x, 0, 1)):
@@ -190,6 +203,17 @@ LOWEST = torch.finfo(torch.float32).min
 def test_the_other_value_functions(name: str, arguments: tuple[Any, ...], answer: Any) -> None:
     given = [torch.tensor(argument) if isinstance(argument, list) else argument for argument in arguments]
     assert plain.FUNCTIONS[name](*given) == answer
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.float8_e8m0fnu], ids=str)
+def test_the_smallest_numbers_are_not_zero(dtype: torch.dtype) -> None:
+    smallest = torch.tensor([1], dtype=torch.uint8)  # 0 in float8_e8m0fnu is its smallest number: it has no zero
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    x = (smallest - 1 if dtype is torch.float8_e8m0fnu else smallest).to(bits).view(dtype)
+    assert x.double().item() > 0
+    assert plain.all_true(x) and plain.any_per_row(x) and plain.count(x, 0) == 0
+    assert plain.equal(plain.positions_of(x), torch.tensor([0]))
+    assert not plain.any_per_row(plain.negated(x))
 
 
 def test_functions_that_give_tensors() -> None:

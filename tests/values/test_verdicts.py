@@ -199,3 +199,16 @@ def test_autograd_does_not_notice() -> None:
     assert verdicts.within(y, -99, 99)
     y.sum().backward()
     assert torch.equal(x.grad, torch.full((3,), 2.0))  # type: ignore[arg-type]
+
+
+def test_bytes_that_stand_for_true() -> None:
+    """A view of a mask of 0 and 255, say: torch takes every byte but 0 for True, and so do the rules."""
+    x = torch.tensor([0, 255, 9, 1], dtype=torch.uint8).view(torch.bool)
+    assert x.long().tolist() == [0, 1, 1, 1]
+    for module in (verdicts, plain):
+        assert module.within(x, 0, 2) and not module.within(x, 0, 1) and module.within(x, 0, 1, 1)
+        assert (module.lowest(x), module.highest(x), module.absmax(x)) == (0, 1, 1)
+        assert module.only(x, 0, 1) and not module.only(x, 0) and module.only(x[1:], 1)
+        assert module.all_true(x[1:]) and not module.all_true(x)
+        assert module.nondecreasing(x) and module.unique(x[:2]) and not module.unique(x)
+        assert module.count(x, 1) == 3

@@ -19,6 +19,7 @@ pytest.importorskip("transformers")
 
 HERE = Path(__file__).resolve().parent
 from cases import GROUPS, LEGAL, UNSAID, Case  # noqa: E402
+from observed import OBSERVED  # noqa: E402
 
 PAGE = HERE.parents[1] / "docs" / "what-contracts-cannot-say.md"
 REPORTS = {report["id"]: report for report in map(json.loads, (HERE / "reports.jsonl").read_text("utf-8").splitlines())}
@@ -87,6 +88,16 @@ def test_the_mistake_is_rejected_by_its_rule(report: str) -> None:
     assert (result is None) == case.certain
 
 
+@pytest.mark.parametrize("report", OBSERVED)
+def test_the_value_and_its_place_are_shown(report: str) -> None:
+    case = CASES[report]
+    (violation,), _, _ = judged(case, case.broken)
+    argument, observed = OBSERVED[report]
+    assert violation.argument == argument
+    assert violation.observed.startswith(observed)
+    assert violation.observed in str(violation)
+
+
 @pytest.mark.parametrize("report", CASES)
 def test_a_near_call_is_accepted(report: str) -> None:
     case = CASES[report]
@@ -127,6 +138,10 @@ def test_every_report_is_said_or_listed() -> None:
     assert len(REPORTS) == 80
     assert sorted([*CASES, *listed]) == sorted(REPORTS)
     assert sum(map(len, GROUPS.values())) == len(CASES)
+
+
+def test_what_is_shown_is_held_for_every_report_of_class_b() -> None:
+    assert list(OBSERVED) == [case.report for case in CASES.values() if case.cost == "B"]
 
 
 def test_every_contract_has_its_case() -> None:

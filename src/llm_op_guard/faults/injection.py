@@ -171,7 +171,7 @@ class _Collector:
     def values_judged(self, _guard: Guard, _judged: bool) -> None:
         return None
 
-    def values_late(self, _guard: Guard, _judged: bool) -> None:
+    def values_late(self, _guard: Guard, _judged: bool, _calls: int = 1) -> None:
         return None
 
     def told_late(self, guard: Guard, violations: list[Violation], effective: Policy) -> GuardError | None:

@@ -67,7 +67,9 @@ def caller() -> tuple[CodeType, int] | None:
 def _is_wrapper(frame: FrameType) -> bool:
     if frame.f_code.co_filename.startswith(("<llm-op-guard", "<eval_with_key>")):  # ours, and graphs of torch.fx
         return True
-    module = frame.f_globals.get("__name__", "")
+    module = frame.f_globals.get("__name__")
+    if module is None:  # what AOTAutograd generates is named after a file of torch
+        return frame.f_code.co_filename.startswith(tuple(getattr(sys.modules.get("torch"), "__path__", ())))
     return isinstance(module, str) and any(module == name or module.startswith(f"{name}.") for name in _WRAPPERS)
 
 

@@ -9,11 +9,20 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from llm_op_guard.contract.expressions import LOOPS, SEQUENCES, is_read
 from llm_op_guard.contract.model import Clause, Require
-from llm_op_guard.contract.path import path_of
+from llm_op_guard.contract.path import Path, path_of
 from llm_op_guard.contract.vocabulary import BUILT_IN, FUNCTIONS, RAW_KINDS
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question that an integration answers about one object: the name of its function, and where the object is."""
+
+    function: str
+    owner: Path
 
 
 @dataclass(frozen=True)
@@ -29,6 +38,16 @@ class Deferred:
         """The statement that the clause is about."""
         assert isinstance(self.clause.statement, Require)
         return self.clause.statement
+
+    @cached_property
+    def asked(self) -> dict[int, Asked]:
+        """The facts, by number, that an integration answers: what it reads of foreign code is not traced."""
+        return {at: found for at, node in enumerate(self.facts) if (found := _asked(node)) is not None}
+
+    @property
+    def is_traceable(self) -> bool:
+        """Whether all other facts may be worked out by Dynamo."""
+        return all(at in self.asked or is_traceable(node) for at, node in enumerate(self.facts))
 
 
 def deferred(clause: Clause) -> Deferred | None:
@@ -91,6 +110,16 @@ def _of_tensor(node: ast.expr) -> Iterator[_Part]:
                         yield from _parts(bound)
         case _:
             yield True, node if is_read(node) else None
+
+
+def _asked(node: ast.expr) -> Asked | None:
+    match node:
+        case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if (
+            name in FUNCTIONS and name not in BUILT_IN
+        ):
+            kinds, path = [kind for _, kind in FUNCTIONS[name].arguments], path_of(argument)
+            return Asked(name, path) if kinds == ["owner"] and path is not None else None
+    return None
 
 
 def is_traceable(node: ast.expr) -> bool:

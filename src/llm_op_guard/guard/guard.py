@@ -25,14 +25,15 @@ from llm_op_guard.guard.interpret import InterpretedCheck, is_interpreted
 from llm_op_guard.guard.late import LateRules, late_rule
 from llm_op_guard.guard.ledger import Side, count_call, entering, leaving
 from llm_op_guard.guard.memory import distrusting
+from llm_op_guard.guard.names import Names
 from llm_op_guard.guard.pace import Pace, lean, may_be_left_out
 from llm_op_guard.guard.pace import paced as in_turn
 from llm_op_guard.guard.plan import Plan, plan_check
 from llm_op_guard.guard.reading import Snapshot, is_tracing
-from llm_op_guard.guard.run_time import Judge, can_wait, is_whole_program, kinds_of, numbers_of
+from llm_op_guard.guard.run_time import Judge, answering, can_wait, kinds_of, numbers_of
 from llm_op_guard.guard.run_time import operator as run_time_operator
 from llm_op_guard.guard.source import CheckSource, check_source
-from llm_op_guard.guard.traced import Local, comptime, constant, may_break_graph, teller
+from llm_op_guard.guard.traced import Local, comptime, constant, is_whole_program, may_break_graph, teller
 from llm_op_guard.guard.violation import Violation
 from llm_op_guard.policy import CLASSES, Action, Policy, current
 
@@ -56,8 +57,8 @@ class Reporter(Protocol):
     def values_judged(self, guard: Guard, judged: bool) -> None:
         """Count a call whose policy leaves values out of some: whether it was one of those."""
 
-    def values_late(self, guard: Guard, judged: bool) -> None:
-        """Count a call whose verdict was not waited for: whether it came, or nothing could be asked."""
+    def values_late(self, guard: Guard, judged: bool, calls: int = 1) -> None:
+        """Count calls whose verdict was not waited for: whether it came, or nothing could be asked."""
 
     def told_late(self, guard: Guard, violations: list[Violation], effective: Policy) -> GuardError | None:
         """As `report`, for a call that is over, under the policy that held then; the violations say where it was."""
@@ -124,7 +125,7 @@ class Guard:
 
     @cached_property
     def may_tell_late(self) -> bool:
-        """Whether it has a rule whose verdict need not be waited for."""
+        """Whether it has a rule that can be asked on a device, and be told of when the call is over."""
         return not is_interpreted(self.contract) and any(
             late_rule(clause, self.contract) is not None for clause in self.contract.clauses
         )
@@ -143,7 +144,7 @@ class Guard:
         asking = in_calls() and self._ask is not None
         key = (wanted, noted, asking, paced, late)
         if key not in self._checks and paced and (without := self._lean()) is not None:
-            fewer = without.checks(wanted, noted=noted)
+            fewer = without.checks(wanted, noted=noted, late=late)
             full = self.checks(wanted, noted=noted, late=late)
             self._checks[key] = Checks(*in_turn(full[:2], fewer[:2], self._pace.is_due, is_tracing))
         elif key not in self._checks:
@@ -257,7 +258,7 @@ class Guard:
         if source.late:
             hooks["_late"] = LateRules(self, source.late, count=not plan.after_call)
         if source.deferred:
-            hooks |= outcome.deferring(source.deferred)
+            hooks |= outcome.deferring(source.deferred, source.names)
         return compile_check(source, f"{self.operator}{' result' if plan.after_call else ''}", hooks)
 
     def _source_of(
@@ -340,7 +341,7 @@ class _Outcome:
         )
         return guard.reporter.error(guard, violations, given) if any(v.certain for v in violations) else None
 
-    def deferring(self, rules: Sequence[Deferred]) -> dict[str, Any]:
+    def deferring(self, rules: Sequence[Deferred], names: Names) -> dict[str, Any]:
         """What a check calls that leaves rules to a program which is compiled."""
         guard = self._guard
         # The same in every process, since graphs are kept on disk; another for another choice of rules.
@@ -359,7 +360,13 @@ class _Outcome:
             "_can_wait": can_wait,
             "_kinds": kinds_of,
             "_numbers": numbers_of,
-            "_defers": is_whole_program,
+            "_defers": constant(is_whole_program),
+            **{
+                f"_{hook}_{number}_{at}": function
+                for number, rule in enumerate(rules)
+                for at, asked in rule.asked.items()
+                for hook, function in answering(asked, names).items()
+            },
         }
 
     def failed_interpreted(self, handed: tuple[Any, Any, tuple[Any, ...]]) -> GuardError | None:

@@ -1,8 +1,9 @@
 """Value rules whose verdict is not waited for: which they are, what is asked for them, how a late verdict is told.
 
 On a CUDA device an answer in the call is a wait for all work before it. A rule that protects no memory access can be
-asked on the device, in the order of the program's own work, and told of when the answer is there. `values.late` does
-the asking and keeps what is under way; nothing of it holds a tensor.
+asked on the device, in the order of the program's own work, and told of when the answer is there. While a CUDA graph
+is captured nothing can be waited for, and all rules that can be asked so are: at each replay. `values.late` does the
+asking and keeps what is under way; nothing of it holds a tensor.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from llm_op_guard.guard.context import caller
 from llm_op_guard.guard.deferred import Deferred, asks_values, deferred
 from llm_op_guard.guard.functions import Element, Located, StandIn
 from llm_op_guard.guard.pace import may_be_left_out
-from llm_op_guard.guard.readable import require_readable
+from llm_op_guard.guard.readable import is_captured, require_values
 from llm_op_guard.guard.reading import NotApplicable, is_tracing
 from llm_op_guard.guard.run_time import Handed, violation_of
-from llm_op_guard.guard.violation import CallSite, TensorMetadata, ToldLate, Violation
+from llm_op_guard.guard.violation import CallSite, Replayed, TensorMetadata, ToldLate, Violation
 from llm_op_guard.policy import Action, Policy, Time, current
 
 if TYPE_CHECKING:
@@ -71,11 +72,25 @@ class Verdict:
     in_memory: bool = False
 
 
+class Replay(NamedTuple):
+    """Which replay of a graph broke a captured call; how many broke it since, and how many there were in all."""
+
+    at: int
+    broken: int
+    replays: int
+
+
 class Queue(Protocol):
     """What is under way: asked, and not told yet."""
 
     def put(self, call: LateCall, probes: Sequence[Probe]) -> None:
-        """Ask for a call. Never waits and never raises."""
+        """Ask for a call, or while a graph is captured for each of its replays. Never waits and never raises."""
+
+    def prepare(self, guard: Guard, probes: Sequence[Probe]) -> None:
+        """Make ready what would ask so in a graph, where nothing can be compiled. Never waits and never raises."""
+
+    def unasked(self, guard: Guard) -> None:
+        """Count a call that nothing can be asked about."""
 
     def told(self) -> Exception | None:
         """Act on the verdicts that are there, of calls of this thread; the error to raise for one, if any."""
@@ -150,23 +165,31 @@ class _Asked:
         return Range(low, high, *self.open, tuple(map(_number, allow)))
 
 
-# A rule in parts, and the questions that it comes to.
-LateRule = tuple[Deferred, tuple[_Asked, ...]]
+@dataclass(frozen=True)
+class LateRule:
+    """A rule in parts, and the questions that it comes to.
+
+    What `protects` a memory access is judged in the call, wherever that can be waited for.
+    """
+
+    parts: Deferred
+    asked: tuple[_Asked, ...]
+    protects: bool
 
 
 def late_rule(clause: Clause, contract: Contract) -> LateRule | None:
-    """A rule in parts, and the questions that it comes to; None for one that is judged in the call.
+    """A rule as it is asked on a device; None for one that cannot be.
 
-    It has to protect no memory access, and to be about single elements: `finite(x)`, `within(x, …)`, an extreme
-    compared with what is no value of a tensor, or several of these with `and`.
+    It has to be about single elements: `finite(x)`, `within(x, …)`, an extreme compared with what is no value of a
+    tensor, or several of these with `and`.
     """
-    if not may_be_left_out(clause, contract) or (parts := deferred(clause)) is None:
+    if clause.cost_class != "B" or (parts := deferred(clause)) is None:
         return None
     node = parts.rule.expr.node
     conjuncts = node.values if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And) else [node]
     asked = [_asked(conjunct, parts) for conjunct in conjuncts]
     found = tuple(one for one in asked if one is not None)
-    return (parts, found) if len(found) == len(asked) else None
+    return LateRule(parts, found, not may_be_left_out(clause, contract)) if len(found) == len(asked) else None
 
 
 def _asked(node: ast.expr, parts: Deferred) -> _Asked | None:
@@ -250,11 +273,12 @@ def _name(call: ast.Call) -> str:
 
 
 class _Taken(NamedTuple):
-    """A rule of a call as it is kept: no tensor is in it."""
+    """A rule of a call as it is kept: no tensor is in it. One that `waits` is judged in the call, and made ready."""
 
     rule: int
     facts: tuple[Any, ...]
     looks: tuple[Any, ...]
+    waits: bool = False
 
 
 class LateRules:
@@ -268,6 +292,8 @@ class LateRules:
         self.rules = rules
         self._count = count
         self._calls = 0
+        # Rules that wait here and would not in a graph, with the dtypes that they were made ready for.
+        self._ready: set[tuple[Any, ...]] = set()
 
     def told(self) -> Exception | None:
         """Begin a call: the error to raise for what was found of calls before it, if any."""
@@ -287,30 +313,47 @@ class LateRules:
         setting = current(self.guard.defaults, self.guard.names).B
         if setting is None or setting.action is Action.OFF:
             return True
-        asked = [probe for _, probes in taken for probe in probes]
-        if setting.time is Time.SYNC or len(asked) + len(rule[1]) > MOST_PROBES:
+        captured = is_captured(tensors[0])
+        waits = not captured and (rule.protects or setting.time is Time.SYNC)
+        if waits and (number, *(x.dtype for x in tensors)) in self._ready:
             return False
-        if any(x.device != (asked[0] if asked else Probe(tensors[0], None)).tensor.device for x in tensors):
-            return False
-        try:
-            for x in tensors:
-                require_readable(x)
-                if x.dtype.is_complex:
-                    return False
-            probes = [Probe(tensors[one.tensor], one.range(facts)) for one in rule[1]]
-        except (NotApplicable, OverflowError):
+        probes = _probes(rule, [probe for _, probes in taken for probe in probes], tensors, facts)
+        if probes is None:
+            if captured:
+                _queue.unasked(self.guard)
             return False
         looks = tuple(StandIn(shape=tuple(x.shape), dtype=x.dtype, device=x.device) for x in tensors)
-        taken.append((_Taken(number, tuple(facts), looks), probes))
-        return True
+        taken.append((_Taken(number, tuple(facts), looks, waits), probes))
+        return not waits
 
     def send(self, taken: list[tuple[_Taken, list[Probe]]]) -> None:
         """Ask for all that was taken in a call, at once."""
         if not taken or _queue is None:
             return
+        late = [one for one in taken if not one[0].waits]
+        if len(late) < len(taken):
+            self._ready |= {(one.rule, *(look.dtype for look in one.looks)) for one, _ in taken if one.waits}
+            _queue.prepare(self.guard, [probe for _, probes in taken for probe in probes])
+        if not late:
+            return
         policy = current(self.guard.defaults, self.guard.names)
-        call = LateCall(self, self._calls, calls.begun, caller(), policy, tuple(rule for rule, _ in taken))
-        _queue.put(call, [probe for _, probes in taken for probe in probes])
+        call = LateCall(self, self._calls, calls.begun, caller(), policy, tuple(rule for rule, _ in late))
+        _queue.put(call, [probe for _, probes in late for probe in probes])
+
+
+def _probes(rule: LateRule, before: list[Probe], tensors: Sequence[Any], facts: Any) -> list[Probe] | None:
+    """What is asked for a rule behind other probes of the call; None where that cannot be."""
+    device = (before[0].tensor if before else tensors[0]).device
+    if len(before) + len(rule.asked) > MOST_PROBES or any(x.device != device for x in tensors):
+        return None
+    try:
+        for x in tensors:
+            require_values(x)
+            if x.dtype.is_complex:
+                return None
+        return [Probe(tensors[one.tensor], one.range(facts)) for one in rule.asked]
+    except (NotApplicable, OverflowError):
+        return None
 
 
 class _Calls:
@@ -352,17 +395,21 @@ class LateCall:
         """Whose call it was."""
         return self.rules.guard
 
-    def violations(self, verdicts: Sequence[Verdict]) -> list[Violation]:
-        """What the verdicts on its probes, in order, say is broken: one violation for each rule."""
+    def violations(self, verdicts: Sequence[Verdict], replay: Replay | None = None) -> list[Violation]:
+        """What the verdicts on its probes, in order, say is broken: one violation for each rule.
+
+        `replay` is which one the verdicts are of, where the call was captured.
+        """
         found, rest = [], iter(verdicts)
         for taken in self.taken:
             rule = self.rules.rules[taken.rule]
             assert rule is not None
-            parts, asked = rule
-            answers = [(one, next(rest)) for one in asked]
+            answers = [(one, next(rest)) for one in rule.asked]
             broken = next(((one, verdict) for one, verdict in answers if verdict.count), None)
             if broken is not None:
-                found.append(self._violation(parts, taken, *broken))
+                replayed = None if replay is None else Replayed(*replay, protects=rule.protects)
+                late = ToldLate(self.number, max(calls.begun - self.begun, 0), replayed)
+                found.append(replace(self._violation(rule.parts, taken, *broken), told_late=late))
         return found
 
     def _violation(self, parts: Deferred, taken: _Taken, asked: _Asked, verdict: Verdict) -> Violation:
@@ -388,5 +435,4 @@ class LateCall:
             site=self.guard.site,
             call_site=site,
             tensors=tensors,
-            told_late=ToldLate(self.number, max(calls.begun - self.begun, 0)),
         )

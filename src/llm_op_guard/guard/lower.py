@@ -12,6 +12,7 @@ from functools import partial
 
 from llm_op_guard.contract.model import (
     Alternative,
+    Declare,
     DeviceOf,
     DeviceSymbol,
     DeviceType,
@@ -21,9 +22,11 @@ from llm_op_guard.contract.model import (
     DtypeOf,
     DtypeSet,
     DtypeSymbol,
+    Leaf,
     Like,
     LiteralType,
     NoneType,
+    Require,
     Rest,
     RestOf,
     ScalarType,
@@ -82,7 +85,7 @@ class _Lowering:
         opened: list[tuple[Given, Label]] = []
         for step in self.plan.steps:
             if step.clause.cost_class != "A" or step.clause.eager:
-                raise NoProgram(f"it asks more than metadata: {step.clause.statement.text}")
+                raise NoProgram(f"{_named(step.clause.statement)} asks functions that only Python has")
             self.enter(step.given, opened)
             done = Label()
             if not isinstance(step, Match | Read):  # what a tensor tells is there
@@ -136,14 +139,14 @@ class _Lowering:
                 self.agree(step, done)
             case Let(statement=statement):
                 if len(statement.names) > 1:
-                    raise NoProgram(f"it takes a sequence apart: {statement.text}")
+                    raise NoProgram(f"{statement.text} takes a sequence apart")
                 found = self.expressions.raw(statement.expr.node)
-                self.asm.emit(Op.NEED, found)
+                self.asm.emit(Op.WHERE_FALSE, self.asm.made(Op.PRESENT, found), done)
                 self.asm.emit(Op.COPY, self.asm.own(statement.names[0]), found)
             case Demand(statement=statement):
                 self.expressions.test(statement.expr.node, self.no)
             case _:
-                raise NoProgram(f"it remembers: {step.clause.statement.text}")
+                raise NoProgram(f"{_named(step.clause.statement)} keeps something")
 
     def match(self, step: Match, done: Label) -> None:
         alternatives = step.type.alternatives
@@ -295,7 +298,7 @@ class _Lowering:
             if isinstance(alternative, TensorType) and _has_size(alternative, step)
         ]
         if len(declared) != 1:
-            raise NoProgram(f"one symbol stands in several alternatives: {step.clause.statement.text}")
+            raise NoProgram(f"in {_named(step.clause.statement)} one symbol stands in several alternatives")
         return declared[0]
 
     def agree(self, step: Agree, done: Label) -> None:
@@ -340,11 +343,12 @@ class _Lowering:
         own = self.size(x, tensor, axis)
         match dim:
             case Size(expr=expr):
-                wanted = [self.asm.made(Op.WHOLE, self.expressions.value(expr.node))]
+                wanted = [self.expressions.size(expr.node)]
             case SizeOneOf():
                 for option in dim.in_order:
-                    size = self.asm.made(Op.WHOLE, self.expressions.value(option.node))
-                    self.asm.emit(Op.WHERE_TRUE, self.asm.made(Op.EQUAL, own, size), known)
+                    self.asm.emit(
+                        Op.WHERE_TRUE, self.asm.made(Op.EQUAL, own, self.expressions.size(option.node)), known
+                    )
                 self.asm.emit(Op.JUMP, self.no)
                 return
             case RestOf(path=other):
@@ -375,6 +379,16 @@ class _Lowering:
         x = self.asm.tensor(path)
         self.asm.emit(Op.TENSOR, x, self.asm.walk(self.asm.own(path.root), path.steps), known)
         return x
+
+
+def _named(statement: Leaf) -> str:
+    """What a statement is called in few words."""
+    match statement:
+        case Require(id=rule_id):
+            return f"the rule {rule_id!r}"
+        case Declare(target=target):
+            return f"the declaration of {target}"
+    return statement.text
 
 
 def _axis(tensor: TensorType, axis: int) -> int:

@@ -23,23 +23,43 @@ def part(x: Any, *index: Any) -> Any:
 
 
 def require_readable(x: Any) -> None:
-    """Raise NotApplicable unless the values of `x` exist and may be read without disturbing anybody.
-
-    That excludes meta, fake, functorch-wrapped, sparse, nested, quantised and subclassed tensors, anything while a
-    program is traced or compiled, and CUDA tensors while their stream is captured into a graph.
+    """Raise NotApplicable unless the values of `x` may be read here and now: they are there (`require_values`), and
+    it is no CUDA tensor while the stream is captured into a graph.
     """
-    global _is_readable  # noqa: PLW0603 - made once torch is there; it is asked for every tensor whose values are read
-    test = _is_readable
+    require_values(x)
+    if x.is_cuda and is_captured(x):
+        raise NotApplicable
+
+
+def require_values(x: Any) -> None:
+    """Raise NotApplicable unless the values of `x` exist and may be asked for without disturbing anybody.
+
+    That excludes meta, fake, functorch-wrapped, sparse, nested, quantised and subclassed tensors, those whose memory
+    was freed, and anything while a program is traced or compiled.
+    """
+    global _has_values  # noqa: PLW0603 - made once torch is there; it is asked for every tensor whose values are read
+    test = _has_values
     if test is None:
-        test = _is_readable = _readable_test()
+        test = _has_values = _values_test()
     if not test(x):
         raise NotApplicable
 
 
-_is_readable: Callable[[Any], bool] | None = None
+def is_captured(x: Any) -> bool:
+    """Whether what is asked of a tensor now goes into a CUDA graph, to be done whenever that is replayed."""
+    return x.is_cuda and sys.modules["torch"].cuda.is_current_stream_capturing()  # type: ignore[no-any-return]
 
 
-def _readable_test() -> Callable[[Any], bool]:
+def is_capturing() -> bool:
+    """Whether the current CUDA stream is captured: it cannot be waited for, and an error ends the capture."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+_has_values: Callable[[Any], bool] | None = None
+
+
+def _values_test() -> Callable[[Any], bool]:
     torch = sys.modules.get("torch")
     if torch is None:
         raise NotApplicable  # there are no tensors yet
@@ -49,7 +69,7 @@ def _readable_test() -> Callable[[Any], bool]:
     # Whoever watches or replaces operations (make_fx, fake tensors, counters) must not see ours.
     modes, is_wrapped = torch._C._len_torch_dispatch_stack, torch._C._functorch.is_functorch_wrapped_tensor
 
-    def is_readable(x: Any) -> bool:
+    def has_values(x: Any) -> bool:
         return (
             type(x) in kinds
             and not is_compiling()
@@ -58,10 +78,11 @@ def _readable_test() -> Callable[[Any], bool]:
             and x.layout is strided
             and not (x.is_meta or x.is_nested or x.is_quantized)
             and not is_wrapped(x)
-            and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+            # FSDP frees the memory of parameters and keeps their shapes: who reads those ends the process.
+            and (x.untyped_storage().nbytes() > 0 or x.numel() == 0)
         )
 
-    return is_readable
+    return has_values
 
 
 def unseen(function: Callable[..., Any]) -> Callable[..., Any]:

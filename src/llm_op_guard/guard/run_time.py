@@ -15,12 +15,15 @@ from typing import Any, Protocol
 
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.path import path_of
+from llm_op_guard.contract.vocabulary import FUNCTIONS
 from llm_op_guard.errors import GuardWarning
-from llm_op_guard.guard.deferred import Deferred
+from llm_op_guard.guard.deferred import Asked, Deferred
 from llm_op_guard.guard.describe import describe_rule
 from llm_op_guard.guard.evaluate import Values, text_of
-from llm_op_guard.guard.functions import StandIn
-from llm_op_guard.guard.reading import INAPPLICABLE, Broken, is_tensor, plain
+from llm_op_guard.guard.functions import IMPLEMENTATIONS, StandIn
+from llm_op_guard.guard.names import Names
+from llm_op_guard.guard.reading import INAPPLICABLE, Broken, NotApplicable, is_tensor, path_value, plain
+from llm_op_guard.guard.traced import Local, asking, constant
 from llm_op_guard.guard.violation import Violation
 
 LIBRARY = "llm_op_guard"
@@ -60,22 +63,33 @@ class Judge:
     ) -> None:
         self._contract = contract
         self._rules = rules
+        self._plainly = [_plainly(rule) for rule in rules]
         self._told = told
         self._failed = failed
         self._late = late
         _judges[name] = self
 
-    def error(self, number: int, tensors: list[Any], facts: list[Any]) -> Exception | None:
-        """The error to raise for a rule that these tensors and facts break; None where they keep it."""
+    def error(self, number: int, tensors: list[Any], facts: list[Any], owners: Sequence[int] = ()) -> Exception | None:
+        """The error to raise for a rule that these tensors and facts break; None where they keep it.
+
+        `owners` are the objects of which an integration was asked for facts (`owner_number`).
+        """
         try:
+            rule = self._rules[number]
             taken: list[Any] = []
             if (error := self._late.told()) is not None:
                 return error
             if self._late.takes(taken, number, tensors, facts):
-                self._late.send(taken)
+                if _still_so(rule, facts, owners):
+                    self._late.send(taken)
                 return None
-            found = self._violation(self._rules[number], tensors, facts)
-            return None if found is None else self._told(*found)
+            if taken:
+                self._late.send(taken)
+            plainly = self._plainly[number]
+            if plainly is not None and plainly(tensors, facts):
+                return None
+            found = self._violation(rule, tensors, facts)
+            return None if found is None or not _still_so(rule, facts, owners) else self._told(*found)
         except GuardWarning:
             raise  # warnings are errors here, and this one is the user's
         except Exception as error:
@@ -96,6 +110,67 @@ class Judge:
         except Broken as broken:
             observed, expected, argument = str(broken), expr.text, None
         return [violation_of(self._contract, rule, values, observed, expected, argument)], values.arguments
+
+
+def _plainly(rule: Deferred) -> Callable[[list[Any], list[Any]], bool] | None:
+    """Whether a rule that is one call of a value function is kept for certain: what nearly every run comes to."""
+    match rule.rule.expr.node:
+        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=keywords) if name in FUNCTIONS:
+            known = [_written(node) for node in (*rule.tensors, *rule.facts)]
+            literals: list[Any] = []
+            for node in (*arguments, *(keyword.value for keyword in keywords)):
+                if _written(node) not in known:
+                    try:
+                        literals.append(ast.literal_eval(node))
+                    except ValueError:
+                        return None
+                    known.append(_written(node))
+            at = [known.index(_written(node)) for node in arguments]
+            named = [(str(keyword.arg), known.index(_written(keyword.value))) for keyword in keywords]
+        case _:
+            return None
+
+    def is_kept(tensors: list[Any], facts: list[Any]) -> bool:
+        values = [*tensors, *facts, *literals]
+        try:
+            return IMPLEMENTATIONS[name](*[values[i] for i in at], **{key: values[i] for key, i in named}) is True
+        except Exception:  # the long way says what that means
+            return False
+
+    return is_kept
+
+
+# What runs is what was traced: the integration need not be asked again.
+NOBODY = 0
+# Objects of which an integration was asked while a program was traced, by number.
+_owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def owner_number(owner: Any) -> int:
+    """What an object is called in graphs, for as long as it lives; raises TypeError for one without weak references."""
+    number = next((number for number, known in _owners.items() if known is owner), None)
+    if number is None:
+        number = max(_owners, default=0) + 1
+        _owners[number] = owner
+    return number
+
+
+def _still_so(rule: Deferred, facts: Sequence[Any], owners: Sequence[int]) -> bool:
+    """Whether an integration answers now what it did when the program was traced.
+
+    Dynamo knows nothing of what was read for it, so a graph outlives a change of that, unless it has in it what the
+    rule is about; it may also come from another process, whose objects are not here. Asked where a rule is broken.
+    """
+    for (at, asked), number in zip(rule.asked.items(), owners, strict=True):
+        if number == NOBODY:
+            continue
+        owner = _owners.get(number)
+        try:
+            if owner is None or IMPLEMENTATIONS[asked.function](owner) != facts[at]:
+                return False
+        except INAPPLICABLE:
+            return False
+    return True
 
 
 def violation_of(
@@ -172,11 +247,9 @@ def _put(arguments: dict[str, Any], root: str, steps: Sequence[Any], value: Any)
 # ---------------------------------------------------------------- while Dynamo traces
 
 
-def can_wait(read: list[Any], facts: tuple[Any, ...]) -> bool:
+def can_wait(read: list[Any], facts: tuple[Any, ...], tensor_class: type) -> bool:
     """Whether a rule can be handed on: what it reads are tensors, and its facts are numbers, truths or None."""
-    import torch  # noqa: PLC0415 - Dynamo is tracing
-
-    return all(isinstance(x, torch.Tensor) for x in read) and all(
+    return all(isinstance(x, tensor_class) for x in read) and all(
         fact is None or isinstance(fact, int) for fact in facts
     )
 
@@ -199,10 +272,27 @@ def numbers_of(facts: tuple[Any, ...]) -> list[Any]:
     return [fact for fact in facts if isinstance(fact, int) and not isinstance(fact, bool)]
 
 
-def _facts(kinds: str, numbers: Sequence[int]) -> list[Any]:
+def _facts(kinds: str, numbers: Sequence[int]) -> tuple[list[Any], list[int]]:
+    """The facts of a call, and the numbers of objects behind them."""
     rest = iter(numbers)
     letters = {"n": None, "t": True, "f": False}
-    return [next(rest) if kind == "i" else letters[kind] for kind in kinds]
+    return [next(rest) if kind == "i" else letters[kind] for kind in kinds], list(rest)
+
+
+def answering(asked: Asked, names: Names) -> dict[str, Callable[..., Any]]:
+    """What has a question answered while Dynamo traces, the answer, and the number of the object that it is about."""
+    of: list[int | None] = [None]
+
+    def question(local: Local, is_one_graph: bool) -> int:
+        owner = path_value(local(names.own(asked.owner.root)), *asked.owner.steps)
+        answer = IMPLEMENTATIONS[asked.function](owner)
+        if type(answer) is not int:
+            raise NotApplicable
+        of[0] = NOBODY if is_one_graph else owner_number(owner)
+        return answer
+
+    ask, answer = asking(question)
+    return {"ask": ask, "answer": answer, "owner": constant(lambda: of[0])}
 
 
 @cache
@@ -229,13 +319,6 @@ def _judge(name: str, rule: int, tensors: list[Any], kinds: str, numbers: Sequen
     judge = _judges.get(name)
     if judge is None:
         return
-    error = judge.error(rule, tensors, _facts(kinds, numbers))
+    error = judge.error(rule, tensors, *_facts(kinds, numbers))
     if error is not None:
         raise error
-
-
-def is_whole_program() -> bool:
-    """Whether Dynamo traces for a program that will run here: one that is exported runs where no guards are."""
-    import torch  # noqa: PLC0415
-
-    return bool(torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting())

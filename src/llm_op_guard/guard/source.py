@@ -33,7 +33,6 @@ from llm_op_guard.guard.steps import (
     Solve,
     Step,
     Telling,
-    expressions,
 )
 from llm_op_guard.guard.type_source import TypeWriter
 
@@ -247,16 +246,14 @@ class _CheckWriter:
     def _while_tracing(self, step: Step, lines: list[str], unknown: set[str]) -> Iterator[str]:
         """What a step of a value rule comes to in a program that is traced."""
         depends = {*step.needs, *(given.name for given in step.given)} & unknown
-        if depends or (
-            isinstance(step, Decide | Demand) and not all(is_traceable(expr.node) for expr in expressions(step))
-        ):
+        if depends or (isinstance(step, Decide) and not is_traceable(step.test.node)):
             parts = None
         elif isinstance(step, Read) or (isinstance(step, Decide) and not asks_values(step.test.node)):
             yield from lines
             return
         else:
             parts = deferred(step.clause) if isinstance(step, Demand) else None
-        if parts is not None:
+        if parts is not None and parts.is_traceable:
             yield from self._deferred(step, parts)
         else:
             unknown |= {*step.gives, getattr(step, "fact", None) or ""}
@@ -265,12 +262,21 @@ class _CheckWriter:
         """Hand to the program what it needs to judge a rule."""
         writer = self.draft.writer(step)
         writer.lazy = True
+        number, asked = len(self.deferred), parts.asked
         tensors = ", ".join(writer.raw(node) for node in parts.tensors)
-        facts = "".join(f"{writer.value(node)}, " for node in parts.facts)
+        facts = "".join(
+            f"_answer_{number}_{at}(), " if at in asked else f"{writer.value(node)}, "
+            for at, node in enumerate(parts.facts)
+        )
+        of = "".join(f", _owner_{number}_{at}()" for at in asked)
+        lines = ["try:", f"    _facts, _read = ({facts}), [{tensors}]", "except _unjudged:", "    pass", "else:"]
+        lines.append("    if _can_wait(_read, _facts, _Tensor):")
+        lines.append(f"        _judge(_judged_as, {number}, _read, _kinds(_facts), [*_numbers(_facts){of}])")
         yield comment(step.clause.statement.text)
-        yield from ("try:", f"    _facts, _read = ({facts}), [{tensors}]", "except _unjudged:", "    pass", "else:")
-        yield "    if _can_wait(_read, _facts):"
-        yield f"        _judge(_judged_as, {len(self.deferred)}, _read, _kinds(_facts), _numbers(_facts))"
+        if asked:
+            yield from (f"_comptime()(_ask_{number}_{at})" for at in asked)
+            lines = [f"if {' and '.join(f'_answer_{number}_{at}() is not None' for at in asked)}:", *indented(lines)]
+        yield from lines
         self.deferred.append(parts)
 
     # ------------------------------------------------------------ steps
@@ -338,8 +344,8 @@ class _CheckWriter:
         yield comment(step.statement.id)
         broken = negated(step.statement.expr.node, writer)
         if self.asks_late and (rule := late_rule(step.clause, self.draft.contract)) is not None:
-            tensors = "".join(f"{writer.raw(node)}, " for node in rule[0].tensors)
-            facts = "".join(f"{writer.value(node)}, " for node in rule[0].facts)
+            tensors = "".join(f"{writer.raw(node)}, " for node in rule.parts.tensors)
+            facts = "".join(f"{writer.value(node)}, " for node in rule.parts.facts)
             broken = f"not _late.takes(_taken, {len(self.late)}, ({tensors}), ({facts})) and ({broken})"
             self.late.append(rule)
         yield from self.draft.judged(step, broken, writer)

@@ -28,10 +28,10 @@ def _elsewhere(function: Any) -> None:
     del function
 
 
-def constant(function: Callable[[], bool]) -> Callable[[], bool]:
+def constant(function: Callable[[], Any]) -> Callable[[], Any]:
     """The same function, which Dynamo calls while it traces and takes the answer of; without importing torch."""
 
-    def answer() -> bool:
+    def answer() -> Any:
         return function()
 
     answer._dynamo_marked_constant = True  # type: ignore[attr-defined]
@@ -46,6 +46,20 @@ def may_break_graph() -> bool:
     try:
         return not _wants_whole_graph(convert.InstructionTranslator.current_tx())
     except Exception:  # it is not at work
+        return False
+
+
+def is_whole_program() -> bool:
+    """Whether Dynamo is at work on a program that will run here: one that is exported runs where no guards are.
+
+    To be asked as a `constant`: Dynamo guards what it traces, and each of its guards is tested before every run.
+    """
+    convert = sys.modules.get("torch._dynamo.symbolic_convert")
+    if convert is None:
+        return False
+    try:
+        return not (convert.InstructionTranslator.current_tx().export or sys.modules["torch"].compiler.is_exporting())
+    except Exception:  # it is not at work, or these parts of it have changed
         return False
 
 
@@ -69,6 +83,25 @@ def teller(error_of: Callable[[Local], GuardError | None]) -> Callable[[Any], No
         raise handed_on
 
     return tell
+
+
+def asking(question: Callable[[Local, bool], Any]) -> tuple[Callable[[Any], None], Callable[[], Any]]:
+    """What `comptime` calls to have a question answered in plain Python, on the objects themselves; and the answer.
+
+    It is a constant to Dynamo, which sees nothing of what was read for it: None where there is no answer. The question
+    is told whether what is traced becomes one graph, with all that Dynamo guards of it.
+    """
+    answers: list[Any] = [None]
+
+    def ask(context: Any) -> None:
+        answers[0] = None
+        try:
+            translator = context._i_will_not_complain_if_bc_breaks_InstructionTranslator()
+            answers[0] = question(lambda name: _value(context.get_local(name), translator), _is_one(translator))
+        except Exception:  # the question does not apply, or these parts of Dynamo have changed
+            return
+
+    return ask, constant(lambda: answers[0])
 
 
 _classes: dict[str, Any] = {}
@@ -96,6 +129,11 @@ def _made(ours: type[GuardError], dynamos: Any) -> Any:
 
 def _wants_whole_graph(translator: Any) -> bool:
     return bool(translator.one_graph or getattr(translator, "error_on_graph_break", False))
+
+
+def _is_one(translator: Any) -> bool:
+    """Whether a program becomes one graph, which is made anew where a parameter has another shape."""
+    return _wants_whole_graph(translator) and sys.modules["torch._dynamo"].config.force_parameter_static_shapes is True
 
 
 def _value(variable: Any, translator: Any) -> Any:

@@ -113,16 +113,41 @@ class LastSeen:
 
 
 @dataclass(frozen=True)
+class Replayed:
+    """That a call was captured in a CUDA graph: `at` is the replay that broke the rule, the first one since a replay
+    was last told of, and `broken` how many broke a rule of that call since, of all `replays` so far.
+
+    `protects` says that the operator would not have run elsewhere: a graph waits for no verdict.
+    """
+
+    at: int
+    broken: int
+    replays: int
+    protects: bool
+
+    def __str__(self) -> str:
+        text = f"captured in a CUDA graph, broken at replay {self.at}"
+        if self.broken > 1:
+            text += f" and in {self.broken} replays since then"
+        text += f", of {self.replays} so far"
+        return text + ("; a graph does not wait, so that the operator ran" if self.protects else "")
+
+
+@dataclass(frozen=True)
 class ToldLate:
     """That a verdict was not waited for: which call of its guard it is about, and how many guarded calls began since.
 
-    Calls are those of guards with rules that may be told late, from the start of the process.
+    Calls are those of guards with rules that may be told late, from the start of the process. `replayed` is of calls
+    that were captured.
     """
 
     call: int
     calls_later: int
+    replayed: Replayed | None = None
 
     def __str__(self) -> str:
+        if self.replayed is not None:
+            return f"call {self.call} of this operator; {self.replayed}"
         later = f"{self.calls_later} guarded call{'s' if self.calls_later != 1 else ''} later"
         return f"call {self.call} of this operator; told {later}"
 

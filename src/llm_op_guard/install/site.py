@@ -70,10 +70,9 @@ class Site:
 
     def _tells_late(self, settings: list[Setting]) -> bool:
         """Whether the verdict of a rule may come after its call, by these settings."""
-        times = {setting.time for setting in settings}
-        if times <= {Time.SYNC} or not self.guard.may_tell_late:
+        if not self.guard.may_tell_late:
             return False
-        return Time.ASYNC in times or has_devices()
+        return has_devices() or any(setting.time is Time.ASYNC for setting in settings)
 
     def remove(self) -> bool:
         """Restore the function; False when somebody else changed it since, and it was left alone."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -36,6 +37,16 @@ _uncompiled = 0
 _stance = contextlib.ExitStack()
 
 
+def _in_a_fork() -> None:
+    # Workers are nobody's to end, and a thread that is not in the child may have held the lock.
+    global _lock, _observers
+    _lock, _observers = threading.Lock(), ()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_in_a_fork)
+
+
 def _watched(module: Any, /, *args: Any, **kwargs: Any) -> Any:
     """What stands for `Module.__call__`."""
     import torch  # noqa: PLC0415
@@ -59,7 +70,7 @@ def _watched(module: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 @contextlib.contextmanager
 def observed(observer: Observer) -> Iterator[None]:
-    """A `with` block in which an observer is told of every call of a module, in all threads.
+    """A `with` block in which an observer is told of every call of a module, in all threads; not in forks.
 
     Somebody who replaced `Module.__call__` meanwhile keeps it; what stood there before is then one plain call further.
     """

@@ -11,7 +11,7 @@ from llm_op_guard.guard.reading import is_a, is_tensor
 from llm_op_guard.nonfinite.calls import observed, random_kept, uncompiled
 from llm_op_guard.nonfinite.finding import NonFinite
 from llm_op_guard.nonfinite.tensors import tensors_in
-from llm_op_guard.nonfinite.watch import Watch
+from llm_op_guard.nonfinite.watch import Watch, parameters_of
 
 
 def first_nonfinite(model: Any, /, *args: Any, **kwargs: Any) -> NonFinite | None:
@@ -25,7 +25,8 @@ def first_nonfinite(model: Any, /, *args: Any, **kwargs: Any) -> NonFinite | Non
     of torch are put back afterwards. What torch.compile made is called as it was written. Values of tensors that
     cannot be read (meta, fake, sparse, nested, quantised, subclasses) are not looked at.
 
-    Raises TypeError for anything else than a module, and what the call raises, to which a finding is added as a note.
+    Raises TypeError for anything else than a module, and what the call raises, to which a finding is added as a note;
+    warns (GuardInternalWarning) where nothing was looked at.
     """
     root = _module_of(model)
     watch = Watch(thread=threading.get_ident())
@@ -42,6 +43,11 @@ def first_nonfinite(model: Any, /, *args: Any, **kwargs: Any) -> NonFinite | Non
     finally:
         watch.is_on = False
         watch.gradients.release()
+    if not watch.calls:
+        message = (
+            "nothing was looked at: no module was called by its `__call__`, in this thread and before this returned"
+        )
+        warnings.warn(GuardInternalWarning(message), stacklevel=2)
     return watch.found or watch.suspect
 
 
@@ -70,7 +76,7 @@ def _go_back(loss: Any, root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     import torch  # noqa: PLC0415
 
     given = [x for _, x in tensors_in((args, kwargs), "") if x.requires_grad]
-    wanted = [*(parameter for parameter in root.parameters() if parameter.requires_grad), *given]
+    wanted = [*(parameter for _, parameter in parameters_of(root) if parameter.requires_grad), *given]
     if not wanted:
         return
     try:

@@ -20,7 +20,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -407,12 +407,16 @@ def _modules(root: Any) -> list[tuple[str, Any]]:
     return list(Module.named_modules(root))
 
 
-def _parameter_name(root: Any, parameter: Any) -> str | None:
-    for prefix, module in _modules(root) if root is not None else ():
+def parameters_of(root: Any) -> Iterator[tuple[str, Any]]:
+    """The parameters of a module and of those below it, with their names; calls no method of theirs."""
+    for prefix, module in _modules(root):
         for name, x in _own(module, "_parameters"):
-            if x is parameter:
-                return f"{prefix}.{name}" if prefix else name
-    return None
+            yield f"{prefix}.{name}" if prefix else name, x
+
+
+def _parameter_name(root: Any, parameter: Any) -> str | None:
+    named = parameters_of(root) if root is not None else ()
+    return next((name for name, x in named if x is parameter), None)
 
 
 def _is_broken(x: Any, name: str, kind: Kind) -> bool:

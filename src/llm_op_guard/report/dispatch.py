@@ -132,9 +132,9 @@ class Dispatcher:
         """Count a call of a guard whose policy leaves values out of some calls."""
         self.record.count_values(guard.site, judged)
 
-    def values_late(self, guard: Guard, judged: bool) -> None:
-        """Count a call of a guard whose verdict was not waited for."""
-        self.record.count_late(guard.site, judged)
+    def values_late(self, guard: Guard, judged: bool, calls: int = 1) -> None:
+        """Count calls of a guard whose verdict was not waited for."""
+        self.record.count_late(guard.site, judged, calls)
 
     def _waived(self, subject: Subject, violation: Violation) -> Violation:
         waiver = self.waivers.matching(subject.site, violation.rule_id)

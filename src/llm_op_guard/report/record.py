@@ -77,16 +77,17 @@ class Record:
         with self._lock:
             return {site: (self._values[site, True], self._values[site, False]) for site, _ in self._values}
 
-    def count_late(self, site: str, judged: bool) -> None:
-        """Count a call whose verdict on values was not waited for: whether it came, or the queue was full."""
+    def count_late(self, site: str, judged: bool, calls: int = 1) -> None:
+        """Count calls whose verdict on values was not waited for: whether it came, or nothing could be asked."""
         with self._lock:
-            self._late[site, judged] += 1
+            self._late[site, judged] += calls
 
     @property
     def values_late(self) -> dict[str, tuple[int, int]]:
         """By site, of how many calls the verdict on values came later, and of how many none was asked for.
 
-        The latter is so where the device is further behind than the queue is long (`B="async"`).
+        The latter is so where the device is further behind than the queue is long (`B="async"`), or a graph is captured
+        that cannot hold the question. Each replay of a graph counts as a call.
         """
         with self._lock:
             return {site: (self._late[site, True], self._late[site, False]) for site, _ in self._late}

@@ -23,12 +23,36 @@ def send(memory: Any, slot: int, number: int, probes: Sequence[Probe]) -> None:
 
     device = probes[0].tensor.device
     with torch.no_grad():
-        answers = torch.stack([_answer(probe) for probe in probes]).reshape(-1)
+        answers = torch.stack([_answer(probe) for probe in probes])
+        if number == ring.AT_EACH_REPLAY:
+            _keep(memory, slot, answers)
+            return
         numbers = torch.full((1,), number, dtype=torch.int64, device=device)
-        start = ring.ANSWERS_AT
-        memory[slot, start : start + len(answers)].copy_(answers, non_blocking=True)
+        _write(memory[slot], ring.ANSWERS_AT, answers.reshape(-1))
         # A copy of its own, behind the answers in the stream: whoever sees the number sees them.
-        memory[slot, :1].copy_(numbers, non_blocking=True)
+        _write(memory[slot], ring.NUMBER_AT, numbers)
+
+
+def _keep(memory: Any, slot: int, answers: Any) -> None:
+    """What is done at each replay: count it, and keep its answers where it is the first that breaks a rule."""
+    import torch  # noqa: PLC0415
+
+    before = memory[slot].to(answers.device, non_blocking=True)
+    kept, _, read, replays, broken, kept_at = before[: ring.ROWS_AT].unbind()
+    breaks = (answers[:, 0] > 0).any()
+    keeps = breaks & (kept == read)
+    former = before[ring.ANSWERS_AT : ring.ANSWERS_AT + answers.numel()]
+    _write(memory[slot], ring.ANSWERS_AT, torch.where(keeps, answers.reshape(-1), former))
+    counts = torch.stack((replays + 1, broken + breaks, torch.where(keeps, replays + 1, kept_at)))
+    _write(memory[slot], ring.REPLAYS_AT, counts)
+    _write(memory[slot], ring.NUMBER_AT, (kept + keeps).reshape(1))
+    # That there is something to be read, perhaps: other streams write this as well, and none may take it back.
+    _write(memory[0], ring.NUMBER_AT, torch.ones_like(kept).reshape(1))
+
+
+def _write(words: Any, at: int, wanted: Any) -> None:
+    """Copy to memory of the host, in the order of the stream."""
+    words[at : at + len(wanted)].copy_(wanted, non_blocking=True)
 
 
 def _answer(probe: Probe) -> Any:

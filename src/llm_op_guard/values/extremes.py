@@ -61,8 +61,9 @@ def _plainly(x: Any) -> tuple[Any, Any]:
 
 
 def _as_bytes(x: Any) -> tuple[Any, Any]:
-    """Of bool, whose elements are bytes of 0 and 1."""
-    return _plainly(x.view(_torch.uint8))
+    """Of bool, whose elements are bytes: 0, and 1 or (in a view of bytes) any other that stands for true."""
+    low, high = _plainly(x.view(_torch.uint8))
+    return min(low, 1), min(high, 1)
 
 
 def _widened(dtype: str, x: Any) -> tuple[Any, Any]:

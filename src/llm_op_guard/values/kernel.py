@@ -1,7 +1,9 @@
 """The questions of a call in one launch of Triton: every tensor is read once, at the speed of memory.
 
 Each program reads tiles of a tensor; the last one to finish writes the answers to the slot in host memory, and behind a
-fence the number of the call. This module imports Triton: ask `values.late` whether there is one.
+fence the number of the call. A launch that a CUDA graph holds is the same one, of a slot that says so: nothing is
+compiled, loaded or allocated while a graph is captured, and the graph has no more in it than the launch. This module
+imports Triton: ask `values.late` whether there is one.
 """
 
 from __future__ import annotations
@@ -21,12 +23,15 @@ _ROW_WORDS = tl.constexpr(ring.ROW_WORDS)
 _ANSWERS_AT = tl.constexpr(ring.ANSWERS_AT)
 _ANSWER_WORDS = tl.constexpr(ring.ANSWER_WORDS)
 _SLOT_WORDS = tl.constexpr(ring.SLOT_WORDS)
-# Of the device's own memory: count and first element of each question, and how many programs are done.
-SCRATCH_WORDS = ring.ROWS * ring.QUESTIONS * 2 + 2
-_SCRATCH_WORDS = tl.constexpr(SCRATCH_WORDS)
-_DONE = tl.constexpr(SCRATCH_WORDS - 2)
-NOWHERE = 2**63 - 1
-_NOWHERE = tl.constexpr(NOWHERE)
+_WANTED_AT = tl.constexpr(ring.WANTED_AT)
+_AT_EACH_REPLAY = tl.constexpr(ring.AT_EACH_REPLAY)
+_READ_AT = tl.constexpr(ring.READ_AT)
+_REPLAYS_AT = tl.constexpr(ring.REPLAYS_AT)
+_BROKEN_AT = tl.constexpr(ring.BROKEN_AT)
+_KEPT_AT = tl.constexpr(ring.KEPT_AT)
+_SCRATCH_WORDS = tl.constexpr(ring.SCRATCH_WORDS)
+_DONE = tl.constexpr(ring.DONE_AT)
+_NOWHERE = tl.constexpr(ring.NOWHERE)
 
 TILE = 4096
 # Nothing is multiplied; Triton warns where nobody says whether sums may be fused.
@@ -132,7 +137,29 @@ def _scan(
 
 
 @triton.jit
-def _answer(words, answers, scratch, row, question, SIZES: tl.constexpr):
+def _number_to_write(start, scratch, rows, PAIRS: tl.constexpr):
+    """The number that goes with the answers: that of the call. Of a replay none, but where it is to be kept."""
+    count = tl.zeros([], tl.int64)
+    for row in range(rows):
+        count += tl.load(scratch + row * 4, volatile=True)
+        if PAIRS:
+            count += tl.load(scratch + row * 4 + 2, volatile=True)
+    number = tl.load(start + _WANTED_AT, volatile=True)
+    replayed = number == _AT_EACH_REPLAY
+    broken = replayed & (count > 0)
+    replay = tl.load(start + _REPLAYS_AT, mask=replayed, other=0, volatile=True) + 1
+    breaks = tl.load(start + _BROKEN_AT, mask=broken, other=0, volatile=True) + 1
+    kept = tl.load(start, mask=broken, other=0, volatile=True)
+    keeps = broken & (tl.load(start + _READ_AT, mask=broken, other=0, volatile=True) == kept)
+    tl.debug_barrier()  # every warp has read before one writes
+    tl.store(start + _REPLAYS_AT, replay, mask=replayed)
+    tl.store(start + _BROKEN_AT, breaks, mask=broken)
+    tl.store(start + _KEPT_AT, replay, mask=keeps)
+    return tl.where(keeps, kept + 1, number)
+
+
+@triton.jit
+def _answer(words, answers, scratch, row, question, is_written, SIZES: tl.constexpr):
     at = scratch + (row * 2 + question) * 2
     count = tl.load(at, volatile=True)
     first = tl.load(at + 1, volatile=True)
@@ -155,9 +182,9 @@ def _answer(words, answers, scratch, row, question, SIZES: tl.constexpr):
             if size == 8:
                 bits = tl.load(place.to(tl.pointer_type(tl.int64)))
     out = answers + (row * 2 + question) * _ANSWER_WORDS
-    tl.store(out, count)
-    tl.store(out + 1, first)
-    tl.store(out + 2, bits)
+    tl.store(out, count, mask=is_written)
+    tl.store(out + 1, first, mask=is_written)
+    tl.store(out + 2, bits, mask=is_written)
 
 
 @triton.jit
@@ -223,15 +250,19 @@ def probe(memory, scratch, slot, KINDS: tl.constexpr, SIZES: tl.constexpr, PAIRS
     rows = tl.num_programs(1)
     done = tl.atomic_add(scratch + _DONE, 1, sem="acq_rel", scope="gpu")
     if done == tl.num_programs(0) * rows - 1:
+        number = _number_to_write(start, scratch, rows, PAIRS)
+        is_written = number != _AT_EACH_REPLAY
         for each in range(rows):
             of_row = start + _ROWS_AT + each * _ROW_WORDS
-            _answer(of_row, start + _ANSWERS_AT, scratch, each, 0, SIZES)
+            _answer(of_row, start + _ANSWERS_AT, scratch, each, 0, is_written, SIZES)
             if PAIRS:
-                _answer(of_row, start + _ANSWERS_AT, scratch, each, 1, SIZES)
+                _answer(of_row, start + _ANSWERS_AT, scratch, each, 1, is_written, SIZES)
         tl.store(scratch + _DONE, tl.zeros([], tl.int64))
         tl.debug_barrier()
-        # Whoever sees the number of the call sees its answers.
-        tl.atomic_xchg(start, tl.load(start + 1), sem="release", scope="sys")
+        # Whoever sees the number sees the answers. Of replays the very first word says that there is one to be seen.
+        replayed = tl.load(start + _WANTED_AT) == _AT_EACH_REPLAY
+        tl.atomic_xchg(start, number, mask=is_written, sem="release", scope="sys")
+        tl.atomic_xchg(memory, number, mask=is_written & replayed, sem="release", scope="sys")
 
 
 def runs_on(device: Any) -> bool:
@@ -240,7 +271,7 @@ def runs_on(device: Any) -> bool:
 
 
 class Launcher:
-    """Launches for the calls on one device, with what the kernel needs of the device's own memory."""
+    """Launches for the calls on one device."""
 
     def __init__(self, device: Any) -> None:
         import torch  # noqa: PLC0415 - only who has tensors
@@ -250,16 +281,16 @@ class Launcher:
         self._kinds = {name: kind for name, (kind, _) in ring.KINDS.items()}
         if device.type == "cuda":
             self._most = 4 * torch.cuda.get_device_properties(device).multi_processor_count
-        with torch.inference_mode(mode=False):
-            self._scratch = torch.zeros(ring.SLOTS, SCRATCH_WORDS, dtype=torch.int64, device=device)
-            self._scratch[:, 1 : _DONE.value : 2] = NOWHERE
+        # What is compiled for this device, and loaded there.
+        self._loaded: set[tuple[int, int, bool]] = set()
 
     def ask(
-        self, answers: ring.Ring, slot: int, number: int, probes: Sequence[Probe]
+        self, answers: ring.Ring, slot: int, number: int, probes: Sequence[Probe], *, captured: bool = False
     ) -> tuple[list[int], list[ring.Look]] | None:
         """Launch, on the current stream: which questions the probes are, and how to read their answers.
 
-        None where a tensor has gaps, or a question is none that the kernel can be asked.
+        None where a tensor has gaps, or a question is none that the kernel can be asked, or (`captured`: into a graph)
+        where the kernel would have to be compiled first.
         """
         questions, looks, rows, pairs, largest = [0] * len(probes), [], [], False, 0
         grouped = ring.grouped(probes)
@@ -281,16 +312,19 @@ class Launcher:
                 questions[one] = at * ring.QUESTIONS + which
                 of_probe[one] = look
         looks = [of_probe[one] for one in range(len(probes))]
-        answers.write(slot, number, rows)
         programs = max(min(largest // TILE, self._most), 1)
         kinds = sizes = 0
         for row in rows:
             kinds |= 1 << row[2]
             sizes |= _SIZES[row[2]]
+        if captured and (kinds, sizes, pairs) not in self._loaded:
+            return None
+        answers.write(slot, number, rows)
         with self._on_device():
             probe[(programs, len(rows))](
-                answers.memory, self._scratch, slot, KINDS=kinds, SIZES=sizes, PAIRS=pairs, TILE=TILE, **OPTIONS
+                answers.memory, answers.scratch, slot, KINDS=kinds, SIZES=sizes, PAIRS=pairs, TILE=TILE, **OPTIONS
             )
+        self._loaded.add((kinds, sizes, pairs))
         return questions, looks
 
     def _on_device(self) -> contextlib.AbstractContextManager[Any]:

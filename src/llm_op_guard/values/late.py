@@ -1,7 +1,8 @@
 """What was asked on devices and not told yet: put there by guards, told at a later call, at `flush`, or at exit.
 
 A call whose answer is not there is never waited for but in `flush`. Where the device is so far behind that its ring is
-full, a call is let go and counted. What waits is metadata and rules, no tensor.
+full, a call is let go and counted. What waits is metadata and rules, no tensor. Calls that a CUDA graph holds have
+places of their own (`places`): what a replay leaves there joins what waits.
 """
 
 from __future__ import annotations
@@ -17,16 +18,21 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llm_op_guard.errors import GuardError, GuardWarning
 from llm_op_guard.guard import late
-from llm_op_guard.guard.late import LateCall, Probe, Verdict
+from llm_op_guard.guard.late import LateCall, Probe, Replay, Verdict
+from llm_op_guard.guard.readable import is_captured, is_capturing
 from llm_op_guard.guard.reading import NotApplicable
 from llm_op_guard.guard.violation import Violation
 from llm_op_guard.policy import is_off
 from llm_op_guard.values import by_torch, ring
+from llm_op_guard.values.places import Place, Places
 from llm_op_guard.values.ring import Look, Ring
+
+if TYPE_CHECKING:
+    from llm_op_guard.guard.guard import Guard
 
 logger = logging.getLogger("llm_op_guard")
 
@@ -42,6 +48,7 @@ class _Waiting:
     questions: list[int]
     looks: list[Look]
     verdicts: list[Verdict] | None = field(default=None)
+    replay: Replay | None = None
 
     def is_answered(self) -> bool:
         """Whether the verdicts are there; takes them out of the slot."""
@@ -53,10 +60,11 @@ class _Waiting:
 
 
 class _Device:
-    """The ring of one device, who waits in which slot, and how the device is asked."""
+    """The ring of one device, who waits in which slot, the places of what is captured, and how the device is asked."""
 
     def __init__(self, device: Any) -> None:
         self.ring = Ring(device)
+        self.places = Places(device)
         self.busy: list[_Waiting | None] = [None] * self.ring.slots
         self.asked = 0
         self._launch = _launcher(device)
@@ -69,18 +77,39 @@ class _Device:
         if former is not None and not former.is_answered():
             return None
         self.asked = number
-        sent = self._launched(slot, number, probes)
-        if sent is None:
-            by_torch.send(self.ring.memory, slot, number, probes)
-            sent = list(range(len(probes))), [ring.look_of(probe.tensor) for probe in probes]
-        waiting = self.busy[slot] = _Waiting(call, self, number, slot, *sent)
+        waiting = self.busy[slot] = _Waiting(call, self, number, slot, *self._sent(self.ring, slot, number, probes))
+        self.places.provide()
         return waiting
 
-    def _launched(self, slot: int, number: int, probes: Sequence[Probe]) -> tuple[list[int], list[Look]] | None:
+    def capture(self, call: LateCall, probes: Sequence[Probe]) -> bool:
+        """Have each replay of the graph that is being captured ask; False where there is no more place."""
+        place = self.places.free()
+        if place is None:
+            return False
+        sent = self._sent(*place, ring.AT_EACH_REPLAY, probes, captured=True)
+        self.places.taken.append(Place(call, threading.get_ident(), *place, *sent))
+        return True
+
+    def prepare(self, probes: Sequence[Probe]) -> None:
+        """Have the kernel loaded that asks these: into a graph goes none that is not."""
+        self._launched(*self.places.trial, ring.AT_EACH_REPLAY, probes)
+
+    def _sent(
+        self, answers: Ring, slot: int, number: int, probes: Sequence[Probe], *, captured: bool = False
+    ) -> tuple[list[int], list[Look]]:
+        sent = self._launched(answers, slot, number, probes, captured=captured)
+        if sent is None:
+            by_torch.send(answers.memory, slot, number, probes)
+            sent = list(range(len(probes))), [ring.look_of(probe.tensor) for probe in probes]
+        return sent
+
+    def _launched(
+        self, answers: Ring, slot: int, number: int, probes: Sequence[Probe], *, captured: bool = False
+    ) -> tuple[list[int], list[Look]] | None:
         if self._launch is None:
             return None
         try:
-            return self._launch(self.ring, slot, number, probes)
+            return self._launch(answers, slot, number, probes, captured=captured)
         except NotApplicable:
             raise
         except Exception as error:  # no compiler, or a Triton that the kernel was not made for
@@ -95,13 +124,14 @@ class _Device:
         import torch  # noqa: PLC0415
 
         try:
-            torch.cuda.synchronize(self.ring.device)
+            if not is_capturing():  # what is captured is not under way
+                torch.cuda.synchronize(self.ring.device)
         except RuntimeError as error:
             logger.info("%s does not answer any more: %s", self.ring.device, error)
 
 
 # Asks with one launch: (the questions of the answers, what they are about), or None where it cannot.
-_Launch = Callable[[Ring, int, int, Sequence[Probe]], tuple[list[int], list[Look]] | None]
+_Launch = Callable[..., tuple[list[int], list[Look]] | None]
 
 
 def _launcher(device: Any) -> _Launch | None:
@@ -126,33 +156,63 @@ class LateQueue:
             os.register_at_fork(after_in_child=self._in_a_fork)
 
     def put(self, call: LateCall, probes: Sequence[Probe]) -> None:
-        """Ask for a call. Never waits and never raises."""
-        guard = call.guard
+        """Ask for a call, or while a graph is captured for each of its replays. Never waits and never raises."""
+
+        def ask() -> bool:
+            if is_captured(probes[0].tensor):
+                device = self._devices.get(probes[0].tensor.device)
+                return device is not None and device.capture(call, probes)
+            waiting = self._device(probes).ask(call, probes)
+            if waiting is None:
+                return False
+            self._waiting.setdefault(threading.get_ident(), deque()).append(waiting)
+            return True
+
+        if not self._done(call.guard, ask):
+            self.unasked(call.guard)
+
+    def prepare(self, guard: Guard, probes: Sequence[Probe]) -> None:
+        """Make ready what would ask so in a graph, where nothing can be compiled. Never waits and never raises."""
+        self._done(guard, lambda: self._device(probes).prepare(probes))
+
+    def unasked(self, guard: Guard) -> None:
+        """Count a call that nothing can be asked about."""
+        guard.reporter.values_late(guard, False)
+
+    def _device(self, probes: Sequence[Probe]) -> _Device:
+        device = probes[0].tensor.device
+        if device not in self._devices:
+            self._devices[device] = _Device(device)
+        return self._devices[device]
+
+    def _done(self, guard: Guard, work: Callable[[], bool | None]) -> bool:
+        """Work of ours in a call; False where it says so, or where the device cannot do it."""
         try:
             with self._lock:
-                device = probes[0].tensor.device
-                if device not in self._devices:
-                    self._devices[device] = _Device(device)
-                waiting = self._devices[device].ask(call, probes)
-                if waiting is not None:
-                    self._waiting.setdefault(threading.get_ident(), deque()).append(waiting)
                 if not self._ends_with_process:
                     self._ends_with_process = True
                     atexit.register(self.end)
+                return work() is not False
         except NotApplicable:
-            return
+            return True
         except RuntimeError as error:  # the device is lost, or its memory is full
             logger.info("values of a call of %s could not be asked for: %s", guard.operator, error)
-            waiting = None
+            return False
         except Exception as error:
             guard.fail_inside(error)
-            return
-        if waiting is None:
-            guard.reporter.values_late(guard, False)
+            return True
 
     def told(self) -> Exception | None:
-        """Act on the verdicts that are there, of calls of this thread; the error to raise for one, if any."""
+        """Act on the verdicts that are there, of calls of this thread; the error to raise for one, if any.
+
+        While a graph is captured nothing is told: an error would end the capture.
+        """
+        if any(device.places.has_more() for device in tuple(self._devices.values())):
+            with self._lock:
+                self._collect()
         own = self._waiting.get(threading.get_ident())
+        if not own or is_capturing():
+            return None
         while own:
             with self._lock:
                 if not own or not own[0].is_answered():
@@ -170,6 +230,7 @@ class LateQueue:
         for device in devices:
             device.wait()
         with self._lock:
+            self._collect()
             answered = [waiting for waiting in self._unread() if waiting.is_answered()]
             for thread, own in list(self._waiting.items()):
                 left = deque(waiting for waiting in own if waiting.verdicts is None)
@@ -200,7 +261,10 @@ class LateQueue:
                 if not waiting.is_answered() or waiting.verdicts is None:
                     silent.append(waiting.call)
                 elif not is_off():
-                    found += waiting.call.violations(waiting.verdicts)
+                    found += waiting.call.violations(waiting.verdicts, waiting.replay)
+            for device in [] if is_off() else self._devices.values():
+                for place, verdicts, replay in device.places.found(take=False):
+                    found += place.call.violations(verdicts, replay)
         return found, silent
 
     def note(self, error: BaseException) -> None:
@@ -220,6 +284,16 @@ class LateQueue:
             self._devices.clear()
             self._waiting.clear()
 
+    def _collect(self) -> None:
+        """Let what replays have left join what waits, for the thread that captured them; and count them."""
+        for device in self._devices.values():
+            for place in device.places.taken:
+                if (replays := place.replays()) > 0:
+                    place.call.guard.reporter.values_late(place.call.guard, True, replays)
+            for place, verdicts, replay in device.places.found(take=True):
+                waiting = _Waiting(place.call, device, place.call.begun, 0, [], [], verdicts, replay)
+                self._waiting.setdefault(place.thread, deque()).append(waiting)
+
     def _unread(self) -> list[_Waiting]:
         return [waiting for own in self._waiting.values() for waiting in own]
 
@@ -233,8 +307,9 @@ def _act(waiting: _Waiting) -> GuardError | None:
     """Do with the verdicts on a call what its policy says; the error to raise, if any."""
     guard, verdicts = waiting.call.guard, waiting.verdicts or []
     try:
-        guard.reporter.values_late(guard, True)
-        violations = waiting.call.violations(verdicts)
+        if waiting.replay is None:
+            guard.reporter.values_late(guard, True)
+        violations = waiting.call.violations(verdicts, waiting.replay)
         return guard.reporter.told_late(guard, violations, waiting.call.policy) if violations else None
     except GuardWarning:
         raise  # warnings are errors here, and this one is the user's

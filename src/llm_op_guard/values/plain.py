@@ -115,8 +115,7 @@ def equal(a: Any, b: Any, where: Any = None) -> bool:
 
 def negated(mask: Any) -> Any:
     """True where the mask is not."""
-    require_readable(mask)
-    return mask.detach() == 0
+    return false_elements(mask)
 
 
 def consecutive(x: Any) -> Any:
@@ -145,7 +144,7 @@ def positions_of(mask: Any) -> Any:
     require_readable(mask)
     if mask.ndim == 0:
         raise NotApplicable
-    return (mask.detach() != 0).long().cumsum(dim=-1) - 1
+    return (~false_elements(mask)).long().cumsum(dim=-1) - 1
 
 
 def taken(x: Any, index: Any) -> Any:
@@ -239,7 +238,11 @@ def falling(x: Any) -> Any:
 
 def false_elements(x: Any) -> Any:
     """Where an element is false (0)."""
+    import torch  # noqa: PLC0415
+
     require_readable(x)
+    if x.dtype is getattr(torch, "float8_e8m0fnu", None):
+        return torch.zeros_like(x, dtype=torch.bool)  # it has no 0, and `== 0` compares with its smallest number
     return x.detach() == 0
 
 

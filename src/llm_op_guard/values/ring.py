@@ -3,6 +3,11 @@
 A slot is what one call asks and what it is answered, in 64-bit words: the number of the call, which is written last,
 then for each tensor its rows of questions, and for each question its answer. Reading takes no call of CUDA, so it works
 when the context is dead.
+
+A launch that a CUDA graph holds runs again at each replay, and whoever reads may come after many of them. Its slot
+counts them, and keeps the answers of the first replay that broke a rule until they have been read: the number, which
+is written last, counts what was so kept, and the reader writes down which of it was read. The device alone writes the
+one, the reader the other.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ import functools
 import math
 import struct
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from llm_op_guard.guard.late import MOST_PROBES, Number, Probe, Range, Verdict
@@ -27,10 +33,20 @@ QUESTIONS = 2
 ROW_WORDS = 3 + 4 * QUESTIONS
 # Of a question: how many elements are wrong, which is the first, its bits.
 ANSWER_WORDS = 3
-# The number of the call and how many rows it has come first; rows and answers begin at a multiple of 16 bytes.
-ROWS_AT = 2
+# What comes first: the number of the call, or of what is kept of replays, and that which the device is to write there.
+NUMBER_AT, WANTED_AT = 0, 1
+# It is this one where a graph holds the launch. Then there are, too: which number was read last, how many replays there
+# were, how many of them broke a rule, and which of them is kept.
+AT_EACH_REPLAY = 0
+READ_AT, REPLAYS_AT, BROKEN_AT, KEPT_AT = 2, 3, 4, 5
+# Rows and answers begin at a multiple of 16 bytes.
+ROWS_AT = 6
 ANSWERS_AT = ROWS_AT + ROWS * ROW_WORDS
 SLOT_WORDS = ANSWERS_AT + ROWS * QUESTIONS * ANSWER_WORDS
+# Of the device's own memory: count and first element of each question, and how many programs are done.
+SCRATCH_WORDS = ROWS * QUESTIONS * 2 + 2
+DONE_AT = SCRATCH_WORDS - 2
+NOWHERE = 2**63 - 1
 
 # What an element is, by the name of its dtype: its number in a row, and its size.
 KINDS = {
@@ -111,6 +127,8 @@ def question(asked: Range | None, dtype: Any) -> tuple[int, int, int, int] | Non
             return LEAST, MOST, LEAST, LEAST
         low, high, sentinels = closed(asked, whole=True)
         low, high = max(low, LEAST), min(high, MOST)
+        if dtype is torch.bool and low <= 1 <= high:
+            high = MOST  # any other byte than 0 stands for true
         sentinels = tuple(s for s in sentinels if LEAST <= s <= MOST)
         if low > high or len(sentinels) > 2:
             return None
@@ -178,23 +196,24 @@ _NAN = _bits(math.nan)
 
 
 class Ring:
-    """Slots for the calls on one device; `memory` is the tensor that they are in: pinned, where there is a device."""
+    """Slots for the calls on one device; `memory` is the tensor that they are in: pinned, where there is a device.
+
+    `scratch` is what a launch needs of the device's own memory for each of them.
+    """
 
     def __init__(self, device: Any, slots: int = SLOTS) -> None:
-        import torch  # noqa: PLC0415 - only who has tensors
-
         self.device = device
         self.slots = slots
-        with torch.inference_mode(mode=False):  # of an inference tensor nothing may be written elsewhere
-            self.memory = torch.zeros(
-                slots, SLOT_WORDS, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda"
-            )
+        # In a thread of its own no mode is on: an inference tensor could not be written to elsewhere, and what is
+        # allocated where a graph is being prepared would be taken for a part of that graph.
+        with ThreadPoolExecutor(1) as thread:
+            self.memory, self.scratch = thread.submit(_allocated, device, slots).result()
         self._words = (ctypes.c_int64 * (slots * SLOT_WORDS)).from_address(self.memory.data_ptr())
 
     def write(self, slot: int, number: int, rows: Sequence[list[Any]]) -> None:
         """What a call asks; its number, where the device takes it from, stands behind that of the last answer."""
         start = slot * SLOT_WORDS
-        self._words[start + 1] = number
+        self._words[start + WANTED_AT] = number
         for at, row in enumerate(rows):
             first = start + ROWS_AT + at * ROW_WORDS
             self._words[first : first + ROW_WORDS] = row
@@ -202,6 +221,14 @@ class Ring:
     def has(self, slot: int, number: int) -> bool:
         """Whether a call is answered."""
         return bool(self._words[slot * SLOT_WORDS] == number)
+
+    def word(self, slot: int, at: int) -> int:
+        """A word of a slot."""
+        return int(self._words[slot * SLOT_WORDS + at])
+
+    def put_word(self, slot: int, at: int, word: int) -> None:
+        """Write a word of a slot that no device writes."""
+        self._words[slot * SLOT_WORDS + at] = word
 
     def answers(self, slot: int, questions: Sequence[int]) -> list[tuple[int, int, int]]:
         """The answers to questions by their number (two for each row)."""
@@ -211,6 +238,23 @@ class Ring:
             count, index, bits = self._words[first : first + ANSWER_WORDS]
             found.append((count, index, bits))
         return found
+
+
+def _allocated(device: Any, slots: int) -> tuple[Any, Any]:
+    """The memory of slots and the scratch for them, filled."""
+    import torch  # noqa: PLC0415 - only who has tensors
+
+    on_cuda = device.type == "cuda"
+    stream: Any = None
+    if on_cuda:  # one that has no work to be waited for
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        memory = torch.zeros(slots, SLOT_WORDS, dtype=torch.int64, device="cpu", pin_memory=on_cuda)
+        scratch = torch.zeros(slots, SCRATCH_WORDS, dtype=torch.int64, device=device)
+        scratch[:, 1:DONE_AT:2] = NOWHERE
+        if stream is not None:
+            stream.record_event().synchronize()
+    return memory, scratch
 
 
 def grouped(probes: Sequence[Probe]) -> list[list[int]]:
