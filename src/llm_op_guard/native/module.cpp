@@ -5,6 +5,7 @@
 // for certain it cannot tell, and the Python check decides. It runs no code of the objects that it is given.
 #include <initializer_list>
 
+#include "extremes.h"
 #include "operations.h"
 #include "program.h"
 #include "reading.h"
@@ -96,6 +97,8 @@ PyMethodDef functions[] = {
      "accepts(program, *arguments): True for yes, False for no and for what cannot be told."},
     {"judge", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(judge)), METH_FASTCALL,
      "judge(program, *arguments): True for yes, False for no, None where it cannot be told."},
+    {"extremes", extremes, METH_O,
+     "extremes(tensor): (lowest, highest) of a small one in the CPU's memory, both NaN where an element is; else None."},
     {"connect", connect, METH_VARARGS, "connect(tensor, parameter, size, table, attribute, unset, reads_plainly)"},
     {nullptr, nullptr, 0, nullptr},
 };
