@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 import llm_op_guard as og
 from llm_op_guard.contract.parse import parse_body
@@ -221,6 +223,43 @@ def test_the_policy_of_the_call_decides(stream: Stream) -> None:
     assert og.record.total == 2, "the kill switch holds for what is under way"
 
 
+def test_a_warning_that_is_an_error_takes_no_other_verdict_away(stream: Stream) -> None:
+    og.set_policy(B="warn,async")
+    for name in "abc":
+        guarded(f"x: floating[_]\nrequire(absmax(x) < 5, id={name!r})", lambda x: x)(torch.full((3,), 9.0))
+    with warnings.catch_warnings(), pytest.raises(og.GuardWarning, match="rule +a"):
+        warnings.simplefilter("error")
+        og.flush()
+    assert [v.rule_id for v in og.record.violations] == ["a", "b", "c"]
+    guarded("x: floating[_]\nrequire(absmax(x) < 5, id='d')", lambda x: x)(torch.full((3,), 9.0))
+    with og.policy(B="async"):
+        guarded("x: floating[_]\nrequire(absmax(x) < 5, id='e')", lambda x: x)(torch.full((3,), 9.0))
+    with warnings.catch_warnings(), pytest.raises(og.GuardError, match="rule +e"):
+        warnings.simplefilter("error")
+        og.flush()
+
+
+def test_a_flush_between_two_verdicts_of_a_call_tells_each_once(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    og.set_policy(B="record,async")
+    small = guarded("x: floating[_]\nrequire(absmax(x) < 5, id='small')", lambda x: x)
+    for number in (7.0, 8.0, 9.0):
+        small(torch.full((3,), number))
+    stream.run()
+    act, acted = late._act, []
+
+    def act_and_flush(waiting: Any) -> Any:
+        acted.append(waiting)
+        if len(acted) == 1:  # as another thread may, since nothing is locked here
+            og.flush()
+        return act(waiting)
+
+    monkeypatch.setattr(late, "_act", act_and_flush)
+    small(torch.ones(1))
+    assert sorted(v.observed[:8] for v in og.record.violations) == ["x[0] = 7", "x[0] = 8", "x[0] = 9"]
+
+
 def test_suspect_rules_warn_and_waivers_hold(stream: Stream) -> None:
     odd = guarded("x: floating[_]\nrequire(absmax(x) < 5, certain=False, id='odd')", lambda x: x)
     og.set_policy(B="async")
@@ -374,6 +413,40 @@ def test_buffers_outlive_inference_mode(wrap: Any) -> None:
     with wrap(), pytest.raises(og.GuardError):
         one(bad(), IDS)
         og.flush()
+
+
+def test_modes_of_torch_neither_see_nor_change_what_is_asked_and_told() -> None:
+    og.set_policy(B="async")
+    small = guarded("x: floating[_]\nrequire(absmax(x) < 5, id='small')", lambda x: x)
+    seen: set[str] = set()
+
+    class Watching(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.add(function.__name__)
+            return function(*args, **(kwargs or {}))
+
+    x = torch.full((3,), 9.0)
+    with Watching():
+        small(x)
+    assert not seen & {"copy_", "stack", "full", "zeros", "to", "sum", "reshape"}
+    for mode in (FakeTensorMode(), torch.device("meta")):
+        with mode, pytest.raises(og.GuardError, match=r"x\[0\] = 9.0"):
+            small(x)
+        small(x)
+
+
+def test_a_fault_of_ours_in_telling_is_none_of_the_callers(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    og.set_policy(B="async")
+    one = guarded()
+    one(bad(), IDS)
+    stream.run()
+
+    def broken(*_: Any) -> None:
+        raise KeyError("ours")
+
+    monkeypatch.setattr(late.ring, "number_of", broken)
+    with pytest.warns(og.GuardInternalWarning, match="failed while checking scaled"):
+        one(torch.ones(3), IDS)
 
 
 def test_a_fault_of_ours_is_said_once_and_the_call_goes_through(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from llm_op_guard.contract.model import Clause, Contract
 from llm_op_guard.contract.path import path_of
 from llm_op_guard.contract.vocabulary import FUNCTIONS
+from llm_op_guard.errors import GuardWarning
 from llm_op_guard.guard import elements
 from llm_op_guard.guard.context import caller
 from llm_op_guard.guard.deferred import Deferred, asks_values, deferred
@@ -300,7 +301,13 @@ class LateRules:
         self._calls += 1
         if self._count:
             calls.begin()
-        return None if _queue is None else _queue.told()
+        try:
+            return None if _queue is None else _queue.told()
+        except GuardWarning:
+            raise  # warnings are errors here, and this one is the user's
+        except Exception as error:
+            self.guard.fail_inside(error)
+            return None
 
     def takes(self, taken: list[tuple[_Taken, list[Probe]]], number: int, tensors: Sequence[Any], facts: Any) -> bool:
         """Whether a rule need not be judged in the call: it is put to `taken`, or the policy here asks nothing."""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from llm_op_guard.errors import GuardError, GuardWarning
 from llm_op_guard.guard import late
 from llm_op_guard.guard.late import LateCall, Probe, Replay, Verdict
-from llm_op_guard.guard.readable import is_captured, is_capturing
+from llm_op_guard.guard.readable import is_captured, is_capturing, unseen
 from llm_op_guard.guard.reading import NotApplicable
 from llm_op_guard.guard.violation import Violation
 from llm_op_guard.policy import is_off
@@ -155,6 +155,7 @@ class LateQueue:
         if hasattr(os, "register_at_fork"):  # not on Windows
             os.register_at_fork(after_in_child=self._in_a_fork)
 
+    @unseen
     def put(self, call: LateCall, probes: Sequence[Probe]) -> None:
         """Ask for a call, or while a graph is captured for each of its replays. Never waits and never raises."""
 
@@ -171,6 +172,7 @@ class LateQueue:
         if not self._done(call.guard, ask):
             self.unasked(call.guard)
 
+    @unseen
     def prepare(self, guard: Guard, probes: Sequence[Probe]) -> None:
         """Make ready what would ask so in a graph, where nothing can be compiled. Never waits and never raises."""
         self._done(guard, lambda: self._device(probes).prepare(probes))
@@ -210,18 +212,18 @@ class LateQueue:
         if any(device.places.has_more() for device in tuple(self._devices.values())):
             with self._lock:
                 self._collect()
-        own = self._waiting.get(threading.get_ident())
-        if not own or is_capturing():
+        thread = threading.get_ident()
+        if not self._waiting.get(thread) or is_capturing():
             return None
-        while own:
+        while True:
             with self._lock:
+                own = self._waiting.get(thread)  # another one after `flush`, which told of what was in this
                 if not own or not own[0].is_answered():
                     return None
                 waiting = own.popleft()
             error = _act(waiting)
             if error is not None:
                 return error
-        return None
 
     def flush(self) -> None:
         """Wait for all that is under way, of every thread, and act on it; raises GuardError as the policy says."""
@@ -237,12 +239,22 @@ class LateQueue:
                 self._waiting[thread] = left
                 if not left:
                     del self._waiting[thread]
-        errors = [error for waiting in answered if (error := _act(waiting)) is not None]
+        errors: list[GuardError] = []
+        warned: GuardWarning | None = None
+        for waiting in answered:
+            try:
+                error = _act(waiting)
+            except GuardWarning as warning:  # warnings are errors here, and there may be more verdicts behind this one
+                warned = warned or warning
+            else:
+                errors += [] if error is None else [error]
         if len(errors) == 1:
             raise errors[0]
         if errors:
             violations = [violation for error in errors for violation in error.violations]
             raise type(errors[0])("\n\n".join(error.message for error in errors), violations)
+        if warned is not None:
+            raise warned
 
     def end(self) -> None:
         """Tell what is left when the process ends: an error can be raised no more, and is a warning."""
@@ -257,7 +269,7 @@ class LateQueue:
         found: list[Violation] = []
         silent: list[LateCall] = []
         with self._lock:
-            for waiting in sorted(self._unread(), key=lambda waiting: (waiting.number, waiting.call.begun)):
+            for waiting in sorted(self._unread(), key=lambda waiting: waiting.call.begun):
                 if not waiting.is_answered() or waiting.verdicts is None:
                     silent.append(waiting.call)
                 elif not is_off():
