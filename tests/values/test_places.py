@@ -243,8 +243,8 @@ def test_nothing_is_made_while_a_graph_is_captured(stream: Stream, monkeypatch: 
 
 
 def test_places_that_run_out(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "BLOCK", 6)
-    monkeypatch.setattr(places, "MOST", 12)
+    monkeypatch.setattr(places, "BLOCK", 5)
+    monkeypatch.setattr(places, "MOST", 10)
     one, x = guarded(), torch.ones(4)
     one(x, IDS)
     with stream.capture() as graph:
@@ -374,7 +374,7 @@ def asked_by_triton(monkeypatch: pytest.MonkeyPatch) -> tuple[Places, Ask, Calla
 
     def ask(probes: list[Probe], prepared: bool) -> Place:
         if prepared:
-            assert launcher.ask(*made.trial, ring.AT_EACH_REPLAY, probes) is not None
+            assert launcher.ask(ring.Ring(CPU, slots=2), 1, 1, probes) is not None
         answers, slot = made.free() or pytest.fail("no place")
         monkeypatch.setattr(kernel, "probe", Captured(launch, graph))
         sent = launcher.ask(answers, slot, ring.AT_EACH_REPLAY, probes, captured=True)
@@ -456,17 +456,19 @@ def test_into_a_graph_goes_no_kernel_that_is_not_loaded(monkeypatch: pytest.Monk
     from llm_op_guard.values import kernel
 
     launcher, made = kernel.Launcher(CPU), Places(CPU)
+    answers, slot = made.free() or pytest.fail("no place")
     probes = [Probe(torch.ones(3), None)]
-    assert launcher.ask(*made.trial, ring.AT_EACH_REPLAY, probes, captured=True) is None
-    assert made.trial[0].word(made.trial[1], ring.REPLAYS_AT) == 0
-    assert launcher.ask(*made.trial, ring.AT_EACH_REPLAY, probes) is not None
-    assert launcher.ask(*made.trial, ring.AT_EACH_REPLAY, probes, captured=True) is not None
+    assert launcher.ask(answers, slot, ring.AT_EACH_REPLAY, probes, captured=True) is None
+    assert answers.word(slot, ring.REPLAYS_AT) == 0
+    assert launcher.ask(ring.Ring(CPU, slots=2), 1, 1, probes) is not None
+    assert launcher.ask(answers, slot, ring.AT_EACH_REPLAY, probes, captured=True) is not None
+    assert answers.word(slot, ring.REPLAYS_AT) == 1
 
 
 def test_what_waits_in_the_call_is_made_ready_for_a_graph(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared: list[list[torch.dtype]] = []
     monkeypatch.setattr(
-        late._Device, "prepare", lambda _, probes: prepared.append([probe.tensor.dtype for probe in probes])
+        late.queue, "prepare", lambda _, probes: prepared.append([probe.tensor.dtype for probe in probes])
     )
     one = guarded()
     for _ in range(3):
