@@ -50,7 +50,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What stands for `Module.__call__`: tells the observers, unless somebody replaced it and another stands there now."""
+    """What stands for `Module.__call__` and tells the observers, as long as it was the last to be put there."""
     import torch  # noqa: PLC0415
 
     def call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
