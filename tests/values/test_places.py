@@ -470,12 +470,16 @@ def test_what_waits_in_the_call_is_made_ready_for_a_graph(stream: Stream, monkey
     monkeypatch.setattr(
         late.queue, "prepare", lambda _, probes: prepared.append([probe.tensor.dtype for probe in probes])
     )
-    one = guarded()
-    for _ in range(3):
-        one(torch.ones(4), IDS)
-    assert prepared == [[torch.float32, torch.int64]], "all that the call would ask in a graph, once"
-    one(torch.ones(4, dtype=torch.float64), IDS)
-    assert len(prepared) == 1
+    ids_first = CONTRACT.replace('require(finite(x), id="finite_x")\n', "") + "require(finite(x))"
+    for contract in (CONTRACT, ids_first):
+        one = guarded(contract)
+        for dtype in (torch.float32, torch.float64) * 2:
+            one(torch.ones(4, dtype=dtype), IDS)
+        asked = [{torch.float32, torch.int64}, {torch.float64, torch.int64}]
+        assert list(map(set, prepared)) == asked, (
+            "all that the call would ask in a graph, once for each choice of dtypes"
+        )
+        prepared.clear()
 
 
 @pytest.mark.skipif(torch.cuda.is_initialized(), reason="a test before used the device")

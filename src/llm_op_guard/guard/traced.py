@@ -78,8 +78,8 @@ def teller(error_of: Callable[[Local], GuardError | None]) -> Callable[[Any], No
             error = error_of(lambda name: _value(context.get_local(name), translator))
             if error is None:
                 return
-            both = _both(type(error), sys.modules["torch._dynamo.exc"].Unsupported)
-            handed_on = both(error.message, error.violations)
+            ours: Any = type(error)
+            handed_on = _both(ours, sys.modules["torch._dynamo.exc"].Unsupported)(error.message, error.violations)
         except Exception:  # these parts of Dynamo are its own business and may change
             return
         raise handed_on
