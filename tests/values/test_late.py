@@ -491,11 +491,17 @@ def test_a_device_that_is_lost_is_no_fault_of_ours(monkeypatch: pytest.MonkeyPat
     def lost(*_: Any) -> None:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
+    asked_before = guarded("x: floating[_]\nrequire(finite(x))", lambda x: x)
+    asked_before(bad())
     monkeypatch.setattr(by_torch, "send", lost)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lost)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        with pytest.raises(og.GuardError, match="finite values"):
+            asked_before(torch.ones(3))
         one(torch.ones(3), IDS)
-    assert list(og.record.values_late.values()) == [(0, 2)], "arguments and result"
+    assert list(og.record.values_late.values()) == [(1, 0), (0, 2)], "arguments and result"
     og.flush()
 
 

@@ -47,13 +47,16 @@ def require_values(x: Any) -> None:
 
 def is_captured(x: Any) -> bool:
     """Whether what is asked of a tensor now goes into a CUDA graph, to be done whenever that is replayed."""
-    return x.is_cuda and sys.modules["torch"].cuda.is_current_stream_capturing()  # type: ignore[no-any-return]
+    return x.is_cuda and is_capturing()
 
 
 def is_capturing() -> bool:
     """Whether the current CUDA stream is captured: it cannot be waited for, and an error ends the capture."""
     torch = sys.modules.get("torch")
-    return torch is not None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    try:
+        return torch is not None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    except RuntimeError:  # the device is lost, and no graph comes of what was captured
+        return False
 
 
 _has_values: Callable[[Any], bool] | None = None

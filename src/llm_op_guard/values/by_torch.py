@@ -70,7 +70,7 @@ def _answer(probe: Probe) -> Any:
         here = wrong.sum()
         place = wrong.view(torch.uint8).argmax()
         is_first = (count == 0) & (here > 0)
-        element = _bits(part.reshape(-1)).index_select(0, place.reshape(1)).reshape(())
+        element = _bits(part.resolve_neg().reshape(-1)).index_select(0, place.reshape(1)).reshape(())
         first = torch.where(is_first, before + place, first)
         bits = torch.where(is_first, element.to(torch.int64), bits)
         count = count + here
