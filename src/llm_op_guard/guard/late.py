@@ -25,7 +25,7 @@ from llm_op_guard.guard.context import caller
 from llm_op_guard.guard.deferred import Deferred, asks_values, deferred
 from llm_op_guard.guard.functions import Element, Located, StandIn
 from llm_op_guard.guard.pace import may_be_left_out
-from llm_op_guard.guard.readable import is_captured, require_values
+from llm_op_guard.guard.readable import is_captured, plain_tensors, require_values
 from llm_op_guard.guard.reading import NotApplicable, is_tracing
 from llm_op_guard.guard.run_time import Handed, violation_of
 from llm_op_guard.guard.violation import CallSite, Replayed, TensorMetadata, ToldLate, Violation
@@ -315,7 +315,7 @@ class LateRules:
         if rule is None or not tensors or _queue is None:
             return False
         for x in tensors:
-            if type(x) not in _kinds() or x.device.type not in DEVICES:
+            if type(x) not in plain_tensors() or x.device.type not in DEVICES:
                 return False
         setting = current(self.guard.defaults, self.guard.names).B
         if setting is None or setting.action is Action.OFF:
@@ -375,13 +375,6 @@ class _Calls:
 
 
 calls = _Calls()
-
-
-@cache
-def _kinds() -> frozenset[type]:
-    import torch  # noqa: PLC0415 - as above
-
-    return frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
 # ---------------------------------------------------------------- afterwards

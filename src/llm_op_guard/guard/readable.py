@@ -59,6 +59,14 @@ def is_capturing() -> bool:
         return False
 
 
+@functools.cache
+def plain_tensors() -> frozenset[type]:
+    """The classes of tensors whose values are read: subclasses know alone what they hold."""
+    import torch  # noqa: PLC0415 - who asks has a contract about the values of tensors, or watches modules
+
+    return frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+
+
 _has_values: Callable[[Any], bool] | None = None
 
 
@@ -66,8 +74,7 @@ def _values_test() -> Callable[[Any], bool]:
     torch = sys.modules.get("torch")
     if torch is None:
         raise NotApplicable  # there are no tensors yet
-    kinds = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
-    strided = torch.strided
+    kinds, strided = plain_tensors(), torch.strided
     is_compiling, traces = torch.compiler.is_compiling, torch._C._get_tracing_state
     # Whoever watches or replaces operations (make_fx, fake tensors, counters) must not see ours.
     modes, is_wrapped = torch._C._len_torch_dispatch_stack, torch._C._functorch.is_functorch_wrapped_tensor
