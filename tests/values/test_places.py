@@ -186,6 +186,34 @@ def test_told_at_the_next_guarded_call_of_the_thread_that_captured(stream: Strea
     other(torch.ones(1))
 
 
+def test_what_nobody_is_told_of_does_not_pile_up(stream: Stream) -> None:
+    """The thread that captured is gone, as one that warms a server up; another replays, and calls guards."""
+    one, x, graphs = guarded(), torch.ones(4), []
+    one(x, IDS)
+
+    def warm_up() -> None:
+        with stream.capture() as graph:
+            one(x, IDS)
+        graphs.append(graph)
+
+    thread = threading.Thread(target=warm_up)
+    thread.start()
+    thread.join()
+    x[1] = NAN
+    for _ in range(3):
+        replay(graphs[0])
+        one(torch.ones(4), IDS)
+        x[2] = NAN
+    with pytest.raises(og.GuardError) as raised:
+        og.flush()
+    (violation,) = raised.value.violations
+    assert violation.observed == "x[1] = nan (of 4, 1 element is wrong)"
+    assert violation.told_late.replayed == late_rules.Replayed(1, 3, 3, protects=False)
+    replay(graphs[0])
+    with pytest.raises(og.GuardError, match=r"x\[1\] = nan \(of 4, 2 elements.*\n.*at replay 4, of 4 so far"):
+        og.flush()
+
+
 def test_nothing_is_told_while_a_graph_is_captured(stream: Stream) -> None:
     one, x = guarded(), torch.ones(4)
     one(torch.full((4,), NAN), IDS)

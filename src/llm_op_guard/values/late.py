@@ -59,11 +59,12 @@ class _Asked:
 
 @dataclass(eq=False)
 class _Waiting:
-    """A call that was not told of yet, what gives the verdicts on it once they are there, and of which replay."""
+    """A call that was not told of yet, what gives the verdicts on it once they are there, and of which replay where."""
 
     call: LateCall
     verdicts: Callable[[], list[Verdict] | None]
     replay: Replay | None = None
+    place: Place | None = None
 
 
 class _Device:
@@ -310,13 +311,21 @@ class LateQueue:
             self._leave()
 
     def _collect(self) -> None:
-        """Let what replays have left join what waits, for the thread that captured them; and count them."""
+        """Let what replays have left join what waits, for the thread that captured them; and count them.
+
+        That thread may be gone: of a call that waits so already, the later replays are counted only.
+        """
+        untold = {waiting.place: waiting for own in self._waiting.values() for waiting in own}
         for device in self._devices.values():
             for place in device.places.taken:
                 if (replays := place.replays()) > 0:
                     place.call.guard.reporter.values_late(place.call.guard, True, replays)
             for place, verdicts, replay in device.places.found(take=True):
-                waiting = _Waiting(place.call, partial(list, verdicts), replay)
+                former = untold.get(place)
+                if former is not None and former.replay is not None:
+                    former.replay = Replay(former.replay.at, former.replay.broken + replay.broken, replay.replays)
+                    continue
+                waiting = _Waiting(place.call, partial(list, verdicts), replay, place)
                 self._waiting.setdefault(place.thread, deque()).append(waiting)
 
     def _in_a_fork(self) -> None:
