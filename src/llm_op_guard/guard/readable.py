@@ -47,14 +47,18 @@ def require_values(x: Any) -> None:
 
 def is_captured(x: Any) -> bool:
     """Whether what is asked of a tensor now goes into a CUDA graph, to be done whenever that is replayed."""
-    return x.is_cuda and is_capturing()
+    return x.is_cuda and _captures(sys.modules["torch"])
 
 
 def is_capturing() -> bool:
     """Whether the current CUDA stream is captured: it cannot be waited for, and an error ends the capture."""
     torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_initialized() and _captures(torch)
+
+
+def _captures(torch: Any) -> bool:
     try:
-        return torch is not None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+        return torch.cuda.is_current_stream_capturing()  # type: ignore[no-any-return]
     except RuntimeError:  # the device is lost, and no graph comes of what was captured
         return False
 
