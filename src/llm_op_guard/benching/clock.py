@@ -12,14 +12,13 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-WARM_UP = 0.1  # of the rounds, at least one
 
-
-def interleaved(variants: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
+def interleaved(variants: Mapping[str, Callable[[], T]], rounds: int, warm_up: int | None = None) -> dict[str, list[T]]:
     """What each variant says, by round. Each is asked once in a round, in an order drawn for it.
 
     An order that merely rotates would let one variant run after the same other one each time, with what that leaves in
-    the processor's caches. Rounds that warm up come first and are left out; no garbage is collected meanwhile.
+    the processor's caches. Rounds that warm up come first and are left out: a tenth, at least one, where nobody says
+    how many. No garbage is collected meanwhile.
     """
     names, chance = list(variants), random.Random(0)
     said: dict[str, list[T]] = {name: [] for name in names}
@@ -27,7 +26,7 @@ def interleaved(variants: Mapping[str, Callable[[], T]], rounds: int) -> dict[st
     gc.collect()
     gc.disable()
     try:
-        for number in range(-max(1, int(rounds * WARM_UP)), rounds):
+        for number in range(-(max(1, rounds // 10) if warm_up is None else warm_up), rounds):
             for name in chance.sample(names, len(names)):
                 answer = variants[name]()
                 if number >= 0:

@@ -166,12 +166,10 @@ _RATIOS = ("step", "p99", "tokens_per_second")
 
 
 def _start(start: Start) -> str:
-    resident = "-" if start.resident_bytes is None else number(start.resident_bytes / MEGABYTE)
     rows = [
         ["import llm_op_guard, ms", spread(start.import_seconds, 1e3)],
         [f'install("transformers") with Llama imported, {start.sites} sites, s', spread(start.install_seconds)],
-        ["resident memory that it adds, MB", resident],
-        ["Python objects that it adds, MB", number(start.object_bytes / MEGABYTE)],
+        ["resident memory that it adds, MB", spread(start.resident_bytes, 1 / MEGABYTE)],
         [
             "functions that are not as before when guards are gone",
             f"{len(start.off_differs)} of {start.functions_looked_at}",

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from types import FunctionType
 from typing import Any
 
@@ -25,10 +24,9 @@ began = time.perf_counter()
 import llm_op_guard
 print(json.dumps({"seconds": time.perf_counter() - began}))
 """
-# Resident memory is read where the system tells it; Python's own objects are counted in a process of their own, since
-# counting takes time.
+# Resident memory is read where the system tells it.
 _INSTALL = """
-import json, sys, time, tracemalloc
+import json, time
 import torch, transformers
 import transformers.models.llama.modeling_llama
 import llm_op_guard
@@ -40,25 +38,18 @@ def resident():
     except (OSError, StopIteration):
         return None
 
-counts = sys.argv[1] == "memory"
 before = resident()
-if counts:
-    tracemalloc.start()
 began = time.perf_counter()
 report = llm_op_guard.install("transformers")
 took = time.perf_counter() - began
-said = {"seconds": took, "sites": len(report.guarded)}
-if counts:
-    said["objects"] = tracemalloc.get_traced_memory()[0]
-elif before is not None:
-    said["resident"] = resident() - before
-print(json.dumps(said))
+after = None if before is None else resident() - before
+print(json.dumps({"seconds": took, "sites": len(report.guarded), "resident": after}))
 """
 
 
 @dataclass
 class Start:
-    """Seconds and bytes of a process: each figure is the median of its processes.
+    """Seconds and bytes of a process: each figure is the median of its processes, in bytes where the system tells.
 
     `off_differs` are the functions that were not what they had been when the guards were gone. `held_builtin` is what
     a call adds that goes through the stand-in of a builtin, taken by reference while it was guarded, when the guard is
@@ -68,8 +59,7 @@ class Start:
     import_seconds: Estimate
     install_seconds: Estimate
     sites: int
-    resident_bytes: int | None
-    object_bytes: int
+    resident_bytes: Estimate | None
     functions_looked_at: int = 0
     off_differs: list[str] = field(default_factory=list)
     held_builtin: Estimate | None = None
@@ -78,31 +68,22 @@ class Start:
 
 def measure(*, processes: int, rounds: int, block: float) -> Start:
     """Start so many processes of each kind, one after the other; then look at what guards leave behind here."""
-    kinds = {
-        "import": lambda: _process(_IMPORT),
-        "install": lambda: _process(_INSTALL, "time"),
-    }
-    said = interleaved(kinds, processes)
-    seconds = {name: [answer["seconds"] for answer in answers] for name, answers in said.items()}
-    estimated = estimates(processes, lambda chosen: medians(seconds, chosen))
-    counted = _process(_INSTALL, "memory")
-    resident = [answer["resident"] for answer in said["install"] if "resident" in answer]
-    start = Start(
-        estimated["import"],
-        estimated["install"],
-        counted["sites"],
-        int(median(resident)) if resident else None,
-        counted["objects"],
-    )
+    kinds = {"import": lambda: _process(_IMPORT), "install": lambda: _process(_INSTALL)}
+    said = interleaved(kinds, processes, warm_up=min(1, processes - 1))
+    figures = {name: [answer["seconds"] for answer in answers] for name, answers in said.items()}
+    resident = [answer["resident"] for answer in said["install"]]
+    if None not in resident:
+        figures["resident"] = resident
+    estimated = estimates(processes, lambda chosen: medians(figures, chosen))
+    sites = said["install"][0]["sites"]
+    start = Start(estimated["import"], estimated["install"], sites, estimated.get("resident"))
     _look_at_off(start)
     _time_builtin(start, rounds, block)
     return start
 
 
-def _process(program: str, *arguments: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], check=True, capture_output=True, text=True, timeout=300
-    )
+def _process(program: str) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=300)
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
 
