@@ -43,12 +43,14 @@ Figures = Mapping[str, float]
 
 
 def estimates(
-    rounds: int, figures: Callable[[Sequence[int]], Figures], *, resamples: int = RESAMPLES, seed: int = 0
+    rounds: int, figures: Callable[[Sequence[int]], Figures], *, resamples: int | None = None, seed: int = 0
 ) -> dict[str, Estimate]:
     """What `figures` says of all rounds, by name, and its interval over rounds drawn with replacement.
 
-    The figures of one drawing are of the same rounds, and so a ratio among them keeps its pairs.
+    The figures of one drawing are of the same rounds, and so a ratio among them keeps its pairs. Where nobody says how
+    many drawings, they are `RESAMPLES`, or fewer of rounds that are so few that they can be drawn in few ways.
     """
+    resamples = min(RESAMPLES, 50 * rounds) if resamples is None else resamples
     chance = random.Random(seed)
     found = figures(range(rounds))
     drawn = [figures(chance.choices(range(rounds), k=rounds)) for _ in range(resamples)]
