@@ -96,7 +96,7 @@ def test_models_are_timed_under_each_setting(written: dict[str, Any]) -> None:
         for figure in ("p50", "p99", "tokens_per_second"):
             assert set(cost[figure]) == {"unguarded", "A", "A+B"}
         assert set(cost["ratios"]) == {"A", "A+B"}
-        assert set(cost["ratios"]["A"]) == {"step", "p99", "tokens_per_second"}
+        assert set(cost["ratios"]["A"]) == {"step", "wall", "p99", "tokens_per_second"}
 
 
 def test_guards_leave_nothing_behind(written: dict[str, Any]) -> None:

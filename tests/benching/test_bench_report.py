@@ -20,7 +20,7 @@ def at(value: float) -> Estimate:
 
 def cost(batch: int, added: Estimate) -> Cost:
     settings = {"unguarded": at(40.0), "A": at(41.0), "A+B": at(42.0)}
-    ratios = {s: {"step": added, "p99": at(1.0), "tokens_per_second": at(1.0)} for s in ("A", "A+B")}
+    ratios = {s: {"step": added, "wall": added, "p99": at(1.0), "tokens_per_second": at(1.0)} for s in ("A", "A+B")}
     work = Work("12 layers", "decode", batch, 30)
     return Cost(work, TWELVE_LAYERS, 120, dict(settings), dict(settings), dict(settings), ratios)
 

@@ -2,6 +2,9 @@
 
 Unguarded, with class A, and with A and B, in blocks of a few steps, in turn. The guards stay installed; the policy
 switches them, and where it says off every function has its own code back, which is looked at before each block.
+
+What guards add is told in processor time: they wait for nothing, and the clock on the wall counts other work on the
+machine as well. What users wait for is told by that clock.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import importlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from llm_op_guard import api
 from llm_op_guard.benching.clock import interleaved
@@ -43,10 +46,10 @@ class Work:
 
 @dataclass
 class Cost:
-    """What was found of one work, under each setting: milliseconds of a step, and tokens per second.
+    """What was found of one work, under each setting: milliseconds of a step, and tokens per second, by the wall clock.
 
-    `ratios` are to the unguarded model. `step` is the median over pairs of blocks of the ratio of their fastest steps:
-    other work on the machine never makes one faster. `p99` and `tokens_per_second` are of all steps.
+    `ratios` are to the unguarded model. `step` (processor time) and `wall` are medians over pairs of blocks of the
+    ratio of their fastest steps: nothing makes one faster than it is. `p99` and `tokens_per_second` are of all steps.
     """
 
     work: Work
@@ -58,7 +61,22 @@ class Cost:
     ratios: dict[str, dict[str, Estimate]] = field(default_factory=dict)
 
 
+class Step(NamedTuple):
+    """The seconds of one step: by the clock on the wall, and of the processor for this process."""
+
+    wall: float
+    processor: float
+
+
 Say = Callable[[str], None]
+Steps = Callable[[], list[Step]]
+
+
+def timed(step: Callable[[], Any]) -> Step:
+    """Do it once."""
+    wall, processor = time.perf_counter(), time.process_time()
+    step()
+    return Step(time.perf_counter() - wall, time.process_time() - processor)
 
 
 def measure(works: Sequence[Work], configs: dict[str, dict[str, int]], say: Say) -> list[Cost]:
@@ -100,54 +118,48 @@ def _cost(work: Work, config: dict[str, int], model: Any) -> Cost:
     return _estimated(Cost(work, config, len(rounds[A][0]) * work.pairs), rounds, tokens)
 
 
-def _block(setting: str, steps: Callable[[], list[float]]) -> Callable[[], list[float]]:
-    def block() -> list[float]:
+def _block(setting: str, steps: Steps) -> Steps:
+    def block() -> list[Step]:
         _switch(setting)
         return steps()
 
     return block
 
 
-def decoding(model: Any, prompt: Any, clock: Callable[[], float] = time.perf_counter) -> Callable[[], list[float]]:
-    """A function that decodes `STEPS` tokens after the prompt and returns the seconds of each step, by a clock."""
+def decoding(model: Any, prompt: Any) -> Steps:
+    """A function that decodes `STEPS` tokens after the prompt, one by one."""
     token = prompt[:, :1]
     output = model(prompt, use_cache=True)
     past = {name: value for name, value in output.items() if name != "logits"}  # `cache`, or what 4.x calls it
     (cache,) = past.values()
 
-    def steps() -> list[float]:
-        taken = []
-        for _ in range(STEPS + 1):
-            began = clock()
-            model(token, use_cache=True, **past)
-            taken.append(clock() - began)
+    def steps() -> list[Step]:
+        taken = [timed(lambda: model(token, use_cache=True, **past)) for _ in range(STEPS + 1)]
         cache.crop(-len(taken))
         return taken[1:]
 
     return steps
 
 
-def _prefilling(model: Any, prompt: Any) -> Callable[[], list[float]]:
-    def step() -> list[float]:
-        began = time.perf_counter()
-        model(prompt, use_cache=True)
-        return [time.perf_counter() - began]
-
-    return step
+def _prefilling(model: Any, prompt: Any) -> Steps:
+    return lambda: [timed(lambda: model(prompt, use_cache=True))]
 
 
-def _estimated(cost: Cost, rounds: dict[str, list[list[float]]], tokens: int) -> Cost:
-    blocks = {setting: [min(steps) for steps in taken] for setting, taken in rounds.items()}
+def _estimated(cost: Cost, rounds: dict[str, list[list[Step]]], tokens: int) -> Cost:
+    walls = {setting: [[step.wall for step in block] for block in blocks] for setting, blocks in rounds.items()}
+    fastest = {setting: [min(block) for block in blocks] for setting, blocks in walls.items()}
+    least = {setting: [min(s.processor for s in block) for block in blocks] for setting, blocks in rounds.items()}
 
     def figures(chosen: Sequence[int]) -> dict[str, float]:
         found: dict[str, float] = {}
-        for setting, taken in rounds.items():
-            steps = [step for number in chosen for step in taken[number]]
+        for setting, blocks in walls.items():
+            steps = [step for number in chosen for step in blocks[number]]
             found[f"p50 {setting}"] = quantile(steps, 0.5)
             found[f"p99 {setting}"] = quantile(steps, 0.99)
             found[f"rate {setting}"] = tokens * len(steps) / sum(steps)
-            found[f"step ratio {setting}"] = pair_ratio(blocks, setting, UNGUARDED, chosen)
         for setting in (A, AB):
+            found[f"step ratio {setting}"] = pair_ratio(least, setting, UNGUARDED, chosen)
+            found[f"wall ratio {setting}"] = pair_ratio(fastest, setting, UNGUARDED, chosen)
             for figure in ("p99", "rate"):
                 found[f"{figure} ratio {setting}"] = found[f"{figure} {setting}"] / found[f"{figure} {UNGUARDED}"]
         return found
@@ -159,6 +171,7 @@ def _estimated(cost: Cost, rounds: dict[str, list[list[float]]], tokens: int) ->
     cost.ratios = {
         setting: {
             "step": estimated[f"step ratio {setting}"],
+            "wall": estimated[f"wall ratio {setting}"],
             "p99": estimated[f"p99 ratio {setting}"],
             "tokens_per_second": estimated[f"rate ratio {setting}"],
         }

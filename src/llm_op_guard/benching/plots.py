@@ -156,7 +156,7 @@ def _model(pyplot: Any, costs: Sequence[Cost]) -> Any:
         ax.set_title(
             f"Llama, {config['num_hidden_layers']} layers, hidden {config['hidden_size']}", loc="left", fontsize=10
         )
-        ax.set_xlabel("% that guards add to a step, with 95 % intervals")
+        ax.set_xlabel("% of processor time that guards add to a step")
         ax.grid(axis="x", alpha=0.3)
         ax.spines[["top", "right"]].set_visible(False)
     axes[0, -1].legend(frameon=False, fontsize=8, loc="best")
