@@ -104,6 +104,7 @@ def _growth(pyplot: Any, curves: Sequence[Curve]) -> Any:
         ax.set_ylim(bottom=0)
         ax.set_xlabel("size of each tensor (log scale)" if curve.of == "bytes" else f"number of {curve.of}")
         ax.set_ylabel("ns added to a call")
+        ax.set_title("\n".join(curve.notes), fontsize=8)
         ax.grid(alpha=0.3)
         ax.spines[["top", "right"]].set_visible(False)
     axes[0].legend(frameon=False, fontsize=9)
@@ -120,7 +121,7 @@ def _tick(of: str, at: int) -> str:
 def _model(pyplot: Any, costs: Sequence[Cost]) -> Any:
     """What guards add to a step, in per cent; each model has a scale of its own."""
     models = list(dict.fromkeys(cost.work.model for cost in costs))
-    figure, axes = pyplot.subplots(1, len(models), figsize=(11, 3.4), squeeze=False, layout="constrained")
+    figure, axes = pyplot.subplots(1, len(models), figsize=(11, 3.8), squeeze=False, layout="constrained")
     for ax, name in zip(axes[0], models, strict=True):
         shown = [cost for cost in costs if cost.work.model == name]
         for offset, setting in ((-0.12, A), (0.12, AB)):
@@ -159,5 +160,6 @@ def _model(pyplot: Any, costs: Sequence[Cost]) -> Any:
         ax.set_xlabel("% of processor time that guards add to a step")
         ax.grid(axis="x", alpha=0.3)
         ax.spines[["top", "right"]].set_visible(False)
-    axes[0, -1].legend(frameon=False, fontsize=8, loc="best")
+    handles, labels = axes[0, -1].get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, fontsize=9, loc="outside lower center", ncols=len(labels))
     return figure
