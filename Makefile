@@ -23,7 +23,7 @@ INJECT_SAMPLE := functional:embedding functional:layer_norm functional:cross_ent
 	moe:router norm:rms_norm norm:gated_rms_norm norm:layer_norm_of_channels rope:apply_rotary_emb rope:apply_rotary_pos_emb_at_positions \
 	rope_vision:apply_rotary_embeddings
 
-.PHONY: help demo test browser triton zoo inject inject-sample transformers-suites test-transformers-4 lint format types bench bench-values docs support support-check support-draft clean
+.PHONY: help demo test browser sanitize triton zoo inject inject-sample transformers-suites test-transformers-4 lint format types bench bench-values docs support support-check support-draft clean
 help:
 	@echo "make demo    a tiny Llama with and without guards, then bad inputs side by side"
 	@echo "make test    the tests                           make zoo     every model type of Transformers, guarded and not"
@@ -33,6 +33,7 @@ help:
 	@echo "make browser the pages of reports in Chromium"
 	@echo "make triton  the Triton kernel in its interpreter, and compiled for sm_80, sm_90 and sm_100, without a GPU"
 	@echo "make types   mypy --strict                      make bench   what guards cost here: docs/benchmarks.md"
+	@echo "make sanitize    the native checks under the address and undefined-behaviour sanitizers, without PyTorch"
 	@echo "make bench-values    what it costs to look at every element of a tensor"
 	@echo "make docs    write the generated parts anew     make clean   remove .venv and caches"
 	@echo "make test-transformers-4    the tests of the Transformers contracts with Transformers $(TRANSFORMERS_4)"
@@ -52,6 +53,18 @@ browser: $(VENV)/.browser
 triton: .venv-triton/.ready
 	@TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest -n auto --dist worksteal tests/values/test_late_answers.py tests/values/test_places.py
 	@.venv-triton/bin/python -m pytest -n auto --dist worksteal tests/values/test_kernel_compiles.py
+
+# Sanitizers are built into both extensions and not into Python, which frees nothing at its end.
+SANITIZED := .sanitized
+SANITIZER_FLAGS := -g -O1 -std=c++17 -fPIC -shared -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+sanitize: $(READY)
+	@mkdir -p $(SANITIZED)
+	@include=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["include"])'); \
+	$(CXX) $(SANITIZER_FLAGS) -I$$include src/llm_op_guard/native/*.cpp -o $(SANITIZED)/_check.abi3.so && \
+	$(CXX) $(SANITIZER_FLAGS) -I$$include -Isrc/llm_op_guard/native tests/native/stub.cpp -o $(SANITIZED)/stub.abi3.so
+	@ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc \
+		LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
+		$(BIN)/python tests/native/sanitized.py $(SANITIZED)
 
 test-transformers-4: .venv-$(TRANSFORMERS_4)/.ready
 	@.venv-$(TRANSFORMERS_4)/bin/python -m pytest tests/transformers tests/test_transformers_support.py
@@ -108,7 +121,7 @@ support-draft: $(READY) .venv-$(VERSION)/.ready
 	@.venv-$(VERSION)/bin/python scripts/transformers_support.py --draft --beside $(BIN)/python
 
 clean:
-	rm -rf $(VENV) .venv-* .sdist .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-* .sdist .sanitized .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last, so an interrupted installation is taken up again.

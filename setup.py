@@ -1,13 +1,15 @@
 """Builds the native checks where there is a C++ compiler; without one the package checks in Python."""
 
 import sysconfig
+from pathlib import Path
 
 from setuptools import Extension, setup
 
+NATIVE = Path("src/llm_op_guard/native")
 CHECK = Extension(
     "llm_op_guard.native._check",
-    sources=["src/llm_op_guard/native/check.cpp"],
-    depends=["src/llm_op_guard/native/dlpack.h"],
+    sources=sorted(str(path) for path in NATIVE.glob("*.cpp")),
+    depends=sorted(str(path) for path in NATIVE.glob("*.h")),
     extra_compile_args=["-std=c++17", "-O2", "-fvisibility=hidden"],
     define_macros=[("Py_LIMITED_API", "0x030b0000")],
     py_limited_api=True,

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from contracts_and_calls import calls, contract_bodies, remember
+from contracts_and_calls import PARAMETERS, calls, contract_bodies, remember
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from test_equivalence import explained, loaded
 
+import llm_op_guard
 from llm_op_guard.contract.model import Contract
-from llm_op_guard.guard.fast import usable
+from llm_op_guard.contract.parse import parse_body
+from llm_op_guard.guard.fast import refusal, usable
 from llm_op_guard.guard.lower import lower
 from llm_op_guard.guard.plan import plan_check
 from llm_op_guard.native import extension
@@ -22,7 +26,7 @@ native = usable()
 pytestmark = pytest.mark.skipif(isinstance(native, Refused), reason=f"no native checks here: {native}")
 
 EXAMPLES = settings(
-    max_examples=400,
+    max_examples=200,
     deadline=None,
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -55,3 +59,108 @@ def test_as_explain_says(body: list[list[str]], some_calls: list[dict[str, Any]]
             if said is not None:
                 expected = explained(contract, arguments, ("A",))
                 assert said is not bool(expected), (contract.text, arguments, expected)
+
+
+# Each with the calls that keep its rules, and those that break one.
+NAMED: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = {
+    "an optional argument as a condition": (
+        "if n:\n    require(x.shape[0] == 2)\nelse:\n    require(x.shape[0] == 3)",
+        [{"n": 1, "x": torch.ones(2)}, {"n": None, "x": torch.ones(3)}, {"n": 0, "x": torch.ones(3)}],
+        [{"n": 1, "x": torch.ones(3)}, {"n": None, "x": torch.ones(2)}],
+    ),
+    "what an assigned name may not be": (
+        "v = n\nrequire(v == 2)\nx: any[2]",
+        [{"n": 2, "x": torch.ones(2)}, {"n": None, "x": torch.ones(2)}],
+        [{"n": 3, "x": torch.ones(2)}, {"n": None, "x": torch.ones(3)}],
+    ),
+    "an absent side of or": (
+        "require(n == 2 or x.shape[0] == 3)",
+        [{"n": 2, "x": torch.ones(1)}, {"n": None, "x": torch.ones(1)}, {"n": 1, "x": torch.ones(3)}],
+        [{"n": 1, "x": torch.ones(1)}],
+    ),
+    "exact division": (
+        "x: any[D]\nrequire(D / 2 > 0)",
+        [{"x": torch.ones(4)}],
+        [{"x": torch.ones(3)}, {"x": torch.ones(0)}],
+    ),
+    "modulus by nothing": ("x: any[D]\nrequire(4 % D == 0)", [{"x": torch.ones(2)}], [{"x": torch.ones(0)}]),
+    "dimensions of open length": (
+        "x: any[*lead, D]\ny: any[*lead, D + 1]",
+        [{"x": torch.ones(2, 3, 4), "y": torch.ones(2, 3, 5)}, {"x": torch.ones(4), "y": torch.ones(5)}],
+        [{"x": torch.ones(2, 3, 4), "y": torch.ones(3, 5)}, {"x": torch.ones(2, 3, 4), "y": torch.ones(2, 3, 4)}],
+    ),
+    "a size to be solved for": (
+        "x: any[2 * H + 1]\ny: any[H]",
+        [{"x": torch.ones(7), "y": torch.ones(3)}],
+        [{"x": torch.ones(7), "y": torch.ones(4)}],
+    ),
+    "a size that solves to nothing": (
+        "x: any[2 * H + 1]\nrequire(H > 0)",
+        [{"x": torch.ones(3)}],
+        [{"x": torch.ones(4)}, {"x": torch.ones(1)}],
+    ),
+    "alternatives": (
+        "x: None | int | floating[_, D] | int64[D]\ny: any[D]",
+        [
+            {"x": None, "y": torch.ones(3)}, {"x": 3, "y": torch.ones(3)}, {"x": torch.ones(2, 3), "y": torch.ones(3)},
+            {"x": torch.ones(3, dtype=torch.int64), "y": torch.ones(3)},
+        ],
+        [
+            {"x": "3", "y": torch.ones(3)}, {"x": torch.ones(3), "y": torch.ones(3)},
+            {"x": torch.ones(2, 3), "y": torch.ones(4)}, {"x": 1.5, "y": torch.ones(3)},
+        ],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_rules_that_are_kept_and_broken(name: str) -> None:
+    body, kept, broken = NAMED[name]
+    contract = parse_body(body, "operator", PARAMETERS)
+    assert isinstance(program_of(contract), Program)
+    for call, expected in (*((call, True) for call in kept), *((call, False) for call in broken)):
+        arguments = {**dict.fromkeys(PARAMETERS), "result": None, **call}
+        assert judged(contract, arguments) is expected, call
+        assert bool(explained(contract, arguments, ("A",))) is not expected, call
+
+
+def test_huge_sizes() -> None:
+    contract = parse_body("x: any[A, B]\nrequire(A * B * 4 < 2 ** 40)", "operator", PARAMETERS)
+    assert isinstance(program_of(contract), Refused)  # powers are not among the operations
+    contract = parse_body(f"x: any[A, B]\nrequire(A * B * 4 < {1 << 40})", "operator", PARAMETERS)
+    cases = (((1 << 19, 1 << 19), False), ((1 << 18, 1 << 18), True), ((1 << 31, 1 << 31), None))
+    for shape, expected in cases:
+        x = torch.empty(1).expand(shape)
+        arguments = {**dict.fromkeys(PARAMETERS), "result": None, "x": x}
+        assert judged(contract, arguments) is expected
+        assert bool(explained(contract, arguments, ("A",))) is not (expected or False)
+
+
+CONTRACTS = sorted(Path(str(resources.files(llm_op_guard))).glob("contracts/*/*.contract"))
+
+
+def test_most_shipped_contracts_have_a_program() -> None:
+    shipped = [contract for path in CONTRACTS for contract in llm_op_guard.load(path).values()]
+    metadata = [contract for contract in shipped if plan_check(contract, {"A"}) is not None]
+    without = {contract.name: reason for contract in metadata if (reason := refusal(contract)) is not None}
+    assert len(without) <= 12, without
+    for contract in metadata:
+        if contract.name not in without:
+            extension.made(native, program_of(contract))  # the loader takes it
+
+
+REFUSED = {
+    "require(n ** 2 == 4)": "no operation says n ** 2",
+    "ensure(result is None)": "what it learns is needed after the call",
+    "require(finite(x))": "it has no rules about metadata",
+    "require(n in divisors(12))": "what divisors(12) holds is not written out",
+    "x: any[D] = why(certain=False)\ny: (any[D], any[D])": "(any[D], any[D]) is no tensor and no plain scalar",
+}
+
+
+@pytest.mark.parametrize("body", REFUSED)
+def test_what_has_no_program_says_why(body: str) -> None:
+    contract = parse_body(body, "operator", PARAMETERS)
+    program = program_of(contract)
+    assert isinstance(program, Refused)
+    assert REFUSED[body] in program.reason

@@ -1,4 +1,4 @@
-"""Programs that are sound by their shape and otherwise at random: what a loader must refuse or a run survive."""
+"""Random programs, most of them sound: what a loader must refuse or a run survive."""
 
 from __future__ import annotations
 
@@ -6,51 +6,77 @@ import random
 from array import array
 from typing import Any
 
-from llm_op_guard.native.program import DTYPES, Op
+from llm_op_guard.native.program import Op
 
-CONSTANTS = (0, 1, -1, 2, 1 << 62, -(1 << 63), 1.5, "text", None, True, (3, -1, -1, -1, 5, -1, 6), (1, 0, 7, 4, -1))
+CONSTANTS = (0, 1, -1, 2, 1 << 62, -(1 << 63), 1.5, "text", None, True, (2, -1, -1, 5, -1, 6), (1, 0, 7, 4, -1, 5))
+SETS, KEYS, TUPLES = (1, 3, 4), (0, 1, 2, 7), (10, 11)
 NAMES = ("weight", "missing", "_parameters")
-ARGUMENTS, TENSORS = 3, 3
-VALUES = 24
+ARGUMENTS, TENSORS, VALUES = 3, 3, 24
+
+# What each operand of an operation is: v a value, d one to write to, x a tensor, X one to load, t a jump, s a set,
+# c a constant, f a form, k a name, n any number.
+OPERANDS = {
+    "v..": (Op.NEED, Op.NO_FACTOR, Op.NO_SIZE),
+    "t..": (Op.JUMP, Op.ON_ABSENT),
+    "vnt": (Op.UNLESS, Op.IS_KIND),
+    "vt.": (Op.WHERE_FALSE, Op.WHERE_TRUE, Op.WHERE_SET),
+    "dv.": (
+        Op.COPY, Op.PLAIN, Op.COMPARED, Op.SIGHT_DTYPE, Op.IS_NONE, Op.PRESENT, Op.NEGATE, Op.ABSOLUTE, Op.NOT,
+        Op.TRUTH, Op.LENGTH, Op.WHOLE,
+    ),
+    "dvk": (Op.READ,),
+    "dvi": (Op.ITEM,),
+    "dvs": (Op.IN_DTYPES, Op.ON_DEVICE),
+    "dvf": (Op.AMONG,),
+    "Xvt": (Op.TENSOR,),
+    "Xv.": (Op.HELD,),
+    "Xvf": (Op.MATCH,),
+    "xnt": (Op.RANK, Op.RANK_AT_LEAST),
+    "xst": (Op.DTYPE_IN, Op.DEVICE_IN),
+    "dxn": (Op.SIZE, Op.SIZES, Op.SIZE_IS),
+    "dx.": (Op.DEVICE_IS, Op.NDIM, Op.NUMEL, Op.DTYPE, Op.DEVICE, Op.DENSE),
+    "dxv": (Op.STRIDE,),
+    "xxt": (Op.LIKE,),
+    "dvt": (Op.SIGHT,),
+    "vct": (Op.IS_LITERAL,),
+    "dvn": (Op.TUPLE,),
+    "...": (Op.YES, Op.NO, Op.CANNOT, Op.ABSENT),
+    "dvv": (
+        Op.ADD, Op.SUBTRACT, Op.MULTIPLY, Op.DIVIDE, Op.FLOOR_DIVIDE, Op.MODULO, Op.CEIL_DIVIDE, Op.LEAST, Op.GREATEST,
+        Op.EQUAL, Op.UNEQUAL, Op.LESS, Op.AT_MOST, Op.AT, Op.BROADCASTS, Op.WHOLE_RATIO,
+    ),
+}  # fmt: skip
+KINDS = {op: kinds for kinds, ops in OPERANDS.items() for op in ops}
 
 
 def random_program(rng: random.Random) -> tuple[bytes, tuple[Any, ...], tuple[str, ...], int, int, int]:
-    """What `Program` is made of, most of whose operands are in bounds."""
-    length = rng.randint(1, 30)
+    """What `Program` is made of; one operand in 200 is out of bounds."""
+    length = rng.randint(2, 40)
+    loaded: set[int] = set()
     instructions = array("i")
     for at in range(length - 1):
-        wild = rng.random() < 0.02
-        operands = [rng.randint(-3, 1 << 20) if wild else rng.randint(0, VALUES - 1) for _ in range(3)]
-        op = rng.choice(list(Op))
-        small = {Op.TENSOR: (0,), Op.HELD: (0,), Op.MATCH: (0,), Op.LIKE: (0, 1), Op.RANK: (0,), Op.DTYPE_IN: (0,)}
-        for place in small.get(op, (1,) if op in _READS_TENSOR else ()):
-            operands[place] = rng.randrange(TENSORS)
-        for place in _JUMPS.get(op, ()):
-            operands[place] = rng.randint(at + 1, length - 1)
-        if op in (Op.ITEM, Op.ON_DEVICE, Op.IN_DTYPES, Op.AMONG, Op.MATCH):
-            operands[2] = rng.randrange(len(CONSTANTS))
-        if op is Op.READ:
-            operands[2] = rng.randrange(len(NAMES))
-        instructions.extend([op, *operands])
+        op = rng.choice([op for op in Op if loaded or "x" not in KINDS[op]])
+        if op in (Op.YES, Op.NO, Op.CANNOT) and rng.random() < 0.9:
+            op = Op.HELD
+        for kind in KINDS[op]:
+            if kind == "X":
+                loaded.add(tensor := rng.randrange(TENSORS))
+        instructions.append(op)
+        for kind in KINDS[op]:
+            operand = {
+                "v": lambda: rng.randrange(VALUES),
+                "d": lambda: rng.randrange(ARGUMENTS, VALUES),
+                "x": lambda: rng.choice(sorted(loaded)),
+                "X": lambda: tensor,
+                "t": lambda: rng.randint(at + 1, length - 1),  # noqa: B023
+                "s": lambda: rng.choice(SETS),
+                "i": lambda: rng.choice(KEYS),
+                "c": lambda: rng.randrange(10),
+                "f": lambda: rng.choice(TUPLES),
+                "k": lambda: rng.randrange(len(NAMES)),
+                "n": lambda: rng.randint(-2, 6),
+                ".": lambda: 0,
+            }[kind]()
+            instructions.append(rng.choice([-1, 1 << 20, -(1 << 31)]) if rng.random() < 0.005 else operand)
     instructions.extend([rng.choice([Op.YES, Op.NO, Op.CANNOT]), 0, 0, 0])
     return instructions.tobytes(), CONSTANTS, NAMES, ARGUMENTS, VALUES, TENSORS
-
-
-_READS_TENSOR = {
-    Op.SIZE,
-    Op.SIZES,
-    Op.SIZE_IS,
-    Op.DEVICE_IS,
-    Op.NDIM,
-    Op.NUMEL,
-    Op.DTYPE,
-    Op.DEVICE,
-    Op.DENSE,
-    Op.STRIDE,
-}
-_JUMPS = {
-    Op.JUMP: (0,), Op.ON_ABSENT: (0,), Op.UNLESS: (2,), Op.WHERE_FALSE: (1,), Op.WHERE_TRUE: (1,), Op.WHERE_SET: (1,),
-    Op.TENSOR: (2,), Op.RANK: (2,), Op.RANK_AT_LEAST: (2,), Op.DTYPE_IN: (2,), Op.DEVICE_IN: (2,), Op.LIKE: (2,),
-    Op.SIGHT: (2,), Op.IS_KIND: (2,), Op.IS_LITERAL: (2,),
-}  # fmt: skip
-assert len(DTYPES) < 63

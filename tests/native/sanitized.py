@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), *sys.argv[1:]]
-from programs import ARGUMENTS, random_program
 
-PROGRAMS = 6_000
+from programs import ARGUMENTS, random_program  # noqa: E402 - a script finds what lies beside it
+
+PROGRAMS = 40_000
 
 
 class Parameter:
@@ -51,15 +52,20 @@ def main() -> None:
     rng = random.Random(0)
     said: collections.Counter[object] = collections.Counter()
     tensors = [
-        stub.Tensor((2, 3), 2, 32, 1, 1, 0, 0), stub.Tensor((), 4, 16, 1, 2, 1, 0), stub.Tensor((0,), 0, 64, 1, 1, 0, 0),
-        stub.Tensor((1 << 62, 1 << 62, 1 << 62), 2, 16, 1, 1, 0, 0), stub.Tensor((1,) * 16, 2, 32, 1, 1, 0, 0),
-        stub.Tensor((4,), 2, 32, 1, 1, 0, 1), stub.Tensor((4,), 0, 8, 1, 1, 0, 0), stub.Tensor((4,), 2, 32, 4, 99, 7, 0),
+        stub.Tensor((2, 3), 2, 32, 1, 1, 0, 0),
+        stub.Tensor((), 4, 16, 1, 2, 1, 0),
+        stub.Tensor((0,), 0, 64, 1, 1, 0, 0),
+        stub.Tensor((1 << 62, 1 << 62, 1 << 62), 2, 16, 1, 1, 0, 0),
+        stub.Tensor((1,) * 16, 2, 32, 1, 1, 0, 0),
+        stub.Tensor((4,), 2, 32, 1, 1, 0, 1),
+        stub.Tensor((4,), 0, 8, 1, 1, 0, 0),
+        stub.Tensor((4,), 2, 32, 4, 99, 7, 0),
         stub.Tensor((-1, 5, 7), 17, 4, 2, 10, -1, 0),
-    ]  # fmt: skip
-    others = [
-        None, True, 0, -1, 1 << 62, -(1 << 63), 1 << 64, 1.5, float("nan"), "text", "", (1, 2), (1, "a"), (1 << 70,),
-        tuple(range(40)), [1, 2], {"weight": 1}, {}, Module(tensors[0]), Module(None), Hostile(), Hostile, object(), b"x",
-    ]  # fmt: skip
+    ]
+    numbers = [0, -1, 1 << 62, -(1 << 63), 1 << 64, 1.5, float("nan"), True]
+    tuples = [(1, 2), (1, "a"), (1 << 70,), tuple(range(40)), [1, 2], {"weight": 1}, {}]
+    objects = [Module(tensors[0]), Module(None), Hostile(), Hostile, object(), b"x", "text", "", None]
+    others = [*numbers, *tuples, *objects]
     before = {id(value): sys.getrefcount(value) for value in (*tensors, *others)}
     for _ in range(PROGRAMS):
         try:
@@ -88,7 +94,7 @@ def main() -> None:
         if not said[value]:
             sys.exit(f"no program said {value}: {said}")
     _check_lifetimes(_check, stub)
-    print(f"{PROGRAMS:,} programs:", dict(said.most_common()))
+    sys.stdout.write(f"{PROGRAMS:,} programs: {dict(said.most_common())}\n")
 
 
 def _check_lifetimes(extension: Any, stub: Any) -> None:

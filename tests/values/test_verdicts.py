@@ -180,9 +180,16 @@ def test_rows_without_elements_are_taken_apart_too() -> None:
     assert next(pieces.pieces(x, most=6)).part is x
 
 
-def test_one_read_of_a_tensor_serves_several_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, read = torch.randn(4), []
-    monkeypatch.setattr(extremes, "_readers", lambda: {x.dtype: lambda x: read.append(x) or (-1.0, 1.0)})
+@pytest.mark.parametrize("size", [4, 10_000])
+def test_one_read_of_a_tensor_serves_several_questions(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, read = torch.randn(size), []
+
+    def reader(y: torch.Tensor) -> tuple[float, float]:
+        read.append(y)
+        return -1.0, 1.0
+
+    monkeypatch.setattr(extremes, "_readers", lambda: {x.dtype: reader})
+    monkeypatch.setattr(extremes, "_native", lambda y: reader(y) if size == 4 else None)
     reads: extremes.Reads = {}
     assert verdicts.finite(x, reads=reads)
     assert verdicts.within(x, -2, 2, reads=reads)

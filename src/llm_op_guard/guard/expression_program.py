@@ -46,8 +46,22 @@ class Expressions:
                 self.asm.put(true)
             case ast.UnaryOp(op=ast.Not(), operand=operand) if not isinstance(operand, ast.BoolOp):
                 self.asm.emit(Op.WHERE_TRUE, self.known(operand), false)
+            case ast.Compare(
+                left=ast.Attribute(value=owner, attr="ndim"),
+                ops=[ast.Eq() | ast.GtE() as op],
+                comparators=[ast.Constant(value=int() as rank)],
+            ) if 0 <= rank < 1 << 31:
+                self.asm.emit(Op.RANK if isinstance(op, ast.Eq) else Op.RANK_AT_LEAST, self._held(owner), rank, false)
             case _:
                 self.asm.emit(Op.WHERE_FALSE, self.known(node), false)
+
+    def size(self, node: ast.expr) -> Operand:
+        """What a size is compared with; the rule does not apply where that is no whole number."""
+        found = self.value(node)
+        is_whole = isinstance(node, ast.Constant) and type(node.value) is int
+        if is_whole or (isinstance(node, ast.Name) and self.contract.symbols.get(node.id) == "size"):
+            return found
+        return self.asm.made(Op.WHOLE, found)
 
     def known(self, node: ast.expr) -> Operand:
         """The value of an expression; the rule does not apply where it has none."""

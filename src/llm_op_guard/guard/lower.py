@@ -141,7 +141,7 @@ class _Lowering:
                 if len(statement.names) > 1:
                     raise NoProgram(f"{statement.text} takes a sequence apart")
                 found = self.expressions.raw(statement.expr.node)
-                self.asm.emit(Op.NEED, found)
+                self.asm.emit(Op.WHERE_FALSE, self.asm.made(Op.PRESENT, found), done)
                 self.asm.emit(Op.COPY, self.asm.own(statement.names[0]), found)
             case Demand(statement=statement):
                 self.expressions.test(statement.expr.node, self.no)
@@ -343,11 +343,12 @@ class _Lowering:
         own = self.size(x, tensor, axis)
         match dim:
             case Size(expr=expr):
-                wanted = [self.asm.made(Op.WHOLE, self.expressions.value(expr.node))]
+                wanted = [self.expressions.size(expr.node)]
             case SizeOneOf():
                 for option in dim.in_order:
-                    size = self.asm.made(Op.WHOLE, self.expressions.value(option.node))
-                    self.asm.emit(Op.WHERE_TRUE, self.asm.made(Op.EQUAL, own, size), known)
+                    self.asm.emit(
+                        Op.WHERE_TRUE, self.asm.made(Op.EQUAL, own, self.expressions.size(option.node)), known
+                    )
                 self.asm.emit(Op.JUMP, self.no)
                 return
             case RestOf(path=other):

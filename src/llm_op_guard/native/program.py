@@ -1,8 +1,8 @@
 """What the native check runs: instructions on numbered values, and why a plan has none.
 
 An instruction is four numbers, its operation and up to three operands. Jumps go forward only, so that every program
-ends. `check.cpp` holds the same table in the same order, says what each operation does, and refuses a program whose
-numbers lead out of it.
+ends. `operations.h` holds the same table in the same order, `run.cpp` says what each operation does, and `program.cpp`
+refuses a program whose numbers lead out of it.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Kind(IntEnum):
     DICT = 5
 
 
-# By their place in this table `check.cpp` tells dtypes apart; it can't tell int8 and uint8 from narrower ones.
+# By their place in this table `reading.cpp` tells dtypes apart; it can't tell int8 and uint8 from narrower ones.
 DTYPES = (
     "float64", "float32", "float16", "bfloat16",
     "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2",
@@ -121,7 +121,7 @@ MOST_INSTRUCTIONS = 4096
 
 @dataclass(frozen=True)
 class Program:
-    """A check as `check.cpp` runs it. Its first values are the arguments, in order, its last ones the constants.
+    """A check as `run.cpp` runs it. Its first values are the arguments, in order, its last ones the constants.
 
     A constant that is a tuple is no value. It is the form of a tensor, for `MATCH`: how many dimensions (at least), the
     place of a dimension of open length or -1, the set of its dtypes or -1, the value that its device is or -1, and for

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from llm_op_guard.guard.reading import NotApplicable
+from llm_op_guard.guard import fast
+from llm_op_guard.guard.reading import NotApplicable, is_tensor
+from llm_op_guard.native.program import Refused
 from llm_op_guard.values.pieces import gathered, pieces
 
 
@@ -50,6 +52,35 @@ def extremes(x: Any, reads: Reads | None = None) -> tuple[Any, Any]:
     if reads is not None:
         reads[id(x)] = (x, low, high)
     return low, high
+
+
+def at_once(x: Any, reads: Reads | None = None) -> tuple[Any, Any] | None:
+    """What `extremes` gives, of a small tensor that native code can read: it is readable, and nobody is disturbed.
+
+    None for every other, while operations are traced or replaced, and where there is no native code.
+    """
+    if not is_tensor(x) or x.is_neg() or _torch._C._len_torch_dispatch_stack() or _torch._C._get_tracing_state():
+        return None
+    if reads is not None and (known := reads.get(id(x))) is not None:
+        return known[1], known[2]
+    found: tuple[Any, Any] | None = _native(x)
+    if found is not None and reads is not None:
+        reads[id(x)] = (x, *found)
+    return found
+
+
+def _first_native(x: Any) -> Any:
+    global _native  # noqa: PLW0603 - chosen once there is a tensor to read
+    native = fast.usable()
+    _native = _nothing if isinstance(native, Refused) else native.extremes
+    return _native(x)
+
+
+def _nothing(_: Any) -> None:
+    return None
+
+
+_native: Callable[[Any], Any] = _first_native
 
 
 def _plainly(x: Any) -> tuple[Any, Any]:

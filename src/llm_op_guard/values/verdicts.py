@@ -14,12 +14,14 @@ from typing import Any
 from llm_op_guard.guard.readable import require_readable, unseen
 from llm_op_guard.guard.reading import NotApplicable
 from llm_op_guard.values import plain
-from llm_op_guard.values.extremes import Reads, extremes
+from llm_op_guard.values.extremes import Reads, at_once, extremes
 from llm_op_guard.values.pieces import MOST_ELEMENTS, gathered, pieces
 
 
 def finite(x: Any, reads: Reads | None = None) -> bool:
-    """As `plain.finite`. A sum that is finite has finite parts only, and nothing is read faster."""
+    """As `plain.finite`. A sum that is finite has finite parts only, and nothing large is read faster."""
+    if (known := at_once(x, reads)) is not None:
+        return math.isfinite(known[0]) and math.isfinite(known[1])
     require_readable(x)
     if reads is None and x.dtype in _rarely_overflow():
         total = (x.detach() if x.requires_grad else x).sum().item()
@@ -50,16 +52,18 @@ def _finite_parts(x: Any) -> bool:
 
 def within(x: Any, low: Any, high: Any, allow: Any = (), reads: Reads | None = None) -> bool:
     """As `plain.within`: element by element only where an extreme may be a sentinel."""
-    require_readable(x)
-    if x.numel():
-        lowest_one, highest_one = extremes(x, reads)
+    if (known := at_once(x, reads)) is None:
+        require_readable(x)
+        known = extremes(x, reads) if x.numel() else None
+    if known is not None:
+        lowest_one, highest_one = known
         if low <= lowest_one and highest_one < high:
             return True
     sentinels = allow if isinstance(allow, tuple) else (allow,)
     if x.dtype.is_complex or not all(isinstance(number, int | float) for number in (low, high, *sentinels)):
         raise NotApplicable
-    if not x.numel():
-        return True
+    if known is None:
+        return True  # it is empty
     if not sentinels or math.isnan(lowest_one):
         return False
     return not _somewhere(plain.outside, x, low, high, sentinels)
@@ -82,6 +86,8 @@ def absmax(x: Any, reads: Reads | None = None) -> Any:
 
 
 def _of_elements(x: Any, reads: Reads | None) -> tuple[Any, Any]:
+    if (known := at_once(x, reads)) is not None:
+        return known
     require_readable(x)
     if x.numel() == 0:
         raise NotApplicable

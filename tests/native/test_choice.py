@@ -1,0 +1,64 @@
+"""Whether checks are native, as users choose and as a machine allows; each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch  # noqa: F401 - what is usable hangs on it
+
+from llm_op_guard.guard.fast import usable
+from llm_op_guard.native.program import Refused
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = """
+import torch, llm_op_guard as og
+{before}
+@og.guard("x: floating[B, D]\\ny: floating[B, D]")
+def add(x, y): return x + y
+
+add(torch.ones(2, 3), torch.ones(2, 3))
+try:
+    add(torch.ones(2, 3), torch.ones(2, 4))
+except og.GuardError as error:
+    print("stopped", error.violations[0].rule_id)
+from llm_op_guard.guard.fast import usable
+found = usable()
+print(getattr(found, "reason", "native"))
+"""
+
+
+def run(before: str = "", **environment: str) -> str:
+    command = [sys.executable, "-c", PROGRAM.format(before=before)]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **environment}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=variables)
+    stopped, found = done.stdout.splitlines()
+    assert stopped == "stopped y.shape"
+    return found
+
+
+@pytest.mark.skipif(isinstance(usable(), Refused), reason=f"no native checks here: {usable()}")
+def test_where_it_is_built_it_is_used() -> None:
+    assert run() == "native"
+    assert run(LLM_OP_GUARD_NATIVE="1") == "native"
+
+
+def test_users_may_have_none() -> None:
+    assert run(LLM_OP_GUARD_NATIVE="0") == "LLM_OP_GUARD_NATIVE=0"
+
+
+def test_where_it_is_not_built() -> None:
+    assert "is not built here" in run("import sys; sys.modules['llm_op_guard.native._check'] = None")
+
+
+def test_an_older_torch_has_no_table() -> None:
+    found = run("del torch.Tensor.__dlpack_c_exchange_api__")
+    assert "has no table of functions for DLPack" in found or "is not built here" in found
+
+
+def test_a_build_of_another_version_is_not_used() -> None:
+    stale = "import sys, types; sys.modules['llm_op_guard.native._check'] = types.SimpleNamespace(OPERATIONS=('YES',))"
+    assert "install it anew" in run(stale)
