@@ -98,7 +98,7 @@ format: $(READY)
 types: $(READY)
 	@$(BIN)/mypy --strict
 
-# For example: make bench BENCH="--json docs/benchmarks/bench.json --plots docs/benchmarks"
+# For example: make bench BENCH="--json bench.json --plots docs/benchmarks"
 bench: $(VENV)/.bench
 	@$(BIN)/python -m llm_op_guard bench $(BENCH)
 
