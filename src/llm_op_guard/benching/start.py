@@ -7,6 +7,7 @@ import importlib
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -18,17 +19,24 @@ from llm_op_guard.benching.estimate import Estimate, estimates, medians
 
 MEGABYTE = 2**20
 
-_IMPORT = """
+# As after an installation, there is bytecode: the first process, which is not counted, writes it into a folder for all.
+_BYTECODE = """
+import sys
+sys.dont_write_bytecode, sys.pycache_prefix = False, sys.argv[1]
+"""
+_IMPORT = f"""
 import json, time
+{_BYTECODE}
 began = time.perf_counter()
 import llm_op_guard
-print(json.dumps({"seconds": time.perf_counter() - began}))
+print(json.dumps({{"seconds": time.perf_counter() - began}}))
 """
 # Resident memory is read where the system tells it.
-_INSTALL = """
+_INSTALL = f"""
 import json, time
 import torch, transformers
 import transformers.models.llama.modeling_llama
+{_BYTECODE}
 import llm_op_guard
 
 def resident():
@@ -43,7 +51,7 @@ began = time.perf_counter()
 report = llm_op_guard.install("transformers")
 took = time.perf_counter() - began
 after = None if before is None else resident() - before
-print(json.dumps({"seconds": took, "sites": len(report.guarded), "resident": after}))
+print(json.dumps({{"seconds": took, "sites": len(report.guarded), "resident": after}}))
 """
 
 
@@ -68,8 +76,9 @@ class Start:
 
 def measure(*, processes: int, rounds: int, block: float) -> Start:
     """Start so many processes of each kind, one after the other; then look at what guards leave behind here."""
-    kinds = {"import": lambda: _process(_IMPORT), "install": lambda: _process(_INSTALL)}
-    said = interleaved(kinds, processes, warm_up=min(1, processes - 1))
+    with tempfile.TemporaryDirectory() as folder:
+        kinds = {"import": lambda: _process(_IMPORT, folder), "install": lambda: _process(_INSTALL, folder)}
+        said = interleaved(kinds, processes, warm_up=min(1, processes - 1))
     figures = {name: [answer["seconds"] for answer in answers] for name, answers in said.items()}
     resident = [answer["resident"] for answer in said["install"]]
     if None not in resident:
@@ -82,8 +91,9 @@ def measure(*, processes: int, rounds: int, block: float) -> Start:
     return start
 
 
-def _process(program: str) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=300)
+def _process(program: str, folder: str) -> dict[str, Any]:
+    command = [sys.executable, "-c", program, folder]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
 
