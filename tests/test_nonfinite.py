@@ -817,6 +817,9 @@ def test_somebody_elses_replacement_stays(monkeypatch: pytest.MonkeyPatch) -> No
         assert nn.Module.__call__.__name__ == "other"
         linear(torch.ones(1))
         assert calls == [linear]
+        for _ in range(2):  # what was put in the place of ours calls it
+            assert who(found(of_one(lambda x: x / 0), torch.ones(1)))[0] == "output"
+        assert nn.Module.__call__.__name__ == "other"
     finally:
         nn.Module.__call__ = ORIGINAL_CALL
     assert who(found(of_one(lambda x: x / 0), torch.ones(1)))[0] == "output"

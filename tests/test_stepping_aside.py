@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -23,9 +24,11 @@ NOT_FINITE = Q.clone().index_fill(0, torch.tensor([1]), float("inf"))
 
 @pytest.fixture(scope="module", autouse=True)
 def one_rank() -> Iterator[None]:
+    former = sys.excepthook  # torch replaces it, for good
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
+    sys.excepthook = former
     torch._dynamo.reset()
 
 

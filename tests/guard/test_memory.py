@@ -468,3 +468,17 @@ def test_compiled_programs_change_nothing_and_are_not_relied_upon() -> None:
     compiled_plan(wrapper, torch.tensor([0, 9]), 2)
     run(wrapper, torch.ones(9, 2, 4))  # planned for 9 rows by a program that the guard did not see
     torch.compiler.reset()
+
+
+def test_an_object_of_which_the_class_is_changed_stays_itself() -> None:
+    """As `fully_shard` changes that of a model."""
+
+    class Model: ...
+
+    class Sharded(Model): ...
+
+    model = Model()
+    before = memory.identity(model)
+    model.__class__ = Sharded
+    assert memory.identity(model) == before
+    assert str(before).startswith("Model ")

@@ -277,6 +277,16 @@ def test_an_answer_that_is_out_of_date_is_no_alarm(rows: dict[str, Any]) -> None
     assert program(torch.tensor([8]), call).tolist() == [9]
 
 
+def test_the_number_of_an_object_that_is_gone_is_nobodys_again() -> None:
+    """A graph may hold it still, and Dynamo use that for a third object."""
+    owner = torch.nn.Identity()
+    number = run_time.owner_number(owner)
+    assert run_time.owner_number(owner) == number != run_time.NOBODY
+    del owner
+    gc.collect()
+    assert run_time.owner_number(torch.nn.Identity()) != number
+
+
 def test_no_answer_no_rule(rows: dict[str, Any]) -> None:
     rows["rows"] = None
     program = compiled(og.guard(f"{ROWS}\nrequire(lowest(ids) >= 0, id='low')")(lambda ids, owner: ids + 1))

@@ -275,3 +275,15 @@ REFUSED = {
 def test_what_takes_a_text_is_given_one(body: str) -> None:
     with pytest.raises(og.ContractError, match=REFUSED[body]):
         parse_body(body, "operator", ("x",))
+
+
+def test_misspelt_among_keys_that_are_no_plain_texts() -> None:
+    class Text(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            raise AssertionError("a key was compared by its own class")
+
+    for keys in ({Text("atention_mask"): 1}, {1: 1, "atention_mask": 1}, {"x" * 1000: 1, "atention_mask": 1}):
+        assert misspelt(keys, *NAMES) == "atention_mask"

@@ -379,6 +379,25 @@ def test_each_code_is_asked_for_once(home: Callable[..., Any]) -> None:
     assert asked == [(module.f, ""), (module.f, "-"), (module.C.m, "")]
 
 
+def test_a_guarded_function_is_asked_about_once(home: Callable[..., types.ModuleType]) -> None:
+    asked = []
+
+    @once_for_code
+    def parameters(function: types.FunctionType) -> str:
+        asked.append(function)
+        return function.__name__
+
+    function = home("def f(x, y):\n    return x\n").f
+    patch = Patch(function, ["x"])
+    for check in (lambda x: None, lambda x: x):
+        assert parameters(function) == "f"
+        patch.arm(check)
+        assert parameters(function) == "f"
+    patch.disarm()
+    assert parameters(function) == "f"
+    assert asked == [function]
+
+
 # ----------------------------------------------------------------------------------------------------------- innermost
 
 

@@ -348,6 +348,19 @@ def test_cache_more_layers(tiny: Make, model: Model, made: Callable[[Model], Any
     assert "the cache was filled by a model with more layers" in text
 
 
+def test_a_cache_of_the_same_model_with_fewer_layers_since(tiny: Make) -> None:
+    larger = tiny(num_hidden_layers=4)
+
+    def cut() -> Any:
+        cache = larger.model(IDS).cache
+        del larger.model.layers[2:]
+        larger.config.num_hidden_layers = 2
+        return larger.model(IDS[:, :1], cache=cache)
+
+    violation = diagnosed(cut, DECODER, "cache_filled_for_as_many_layers")
+    assert "recall(cache, 'filled_layers') = 4, layers = 2" in violation.observed
+
+
 def test_cache_fewer_layers(tiny: Make, model: Model) -> None:
     larger = tiny(num_hidden_layers=4)
     for cache in (StaticCache(model.config, max_cache_len=16), DynamicCache(config=model.config)):

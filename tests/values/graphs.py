@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from llm_op_guard.guard import late as late_rules
+from llm_op_guard.guard import readable
 from llm_op_guard.values import by_torch, late
 
 Graph = list[Callable[[], None]]
@@ -22,12 +24,14 @@ class Stream:
         self.graph: Graph | None = None
         self.asked = 0
 
-    def send(self, *arguments: Any) -> None:
+    def send(self, memory: torch.Tensor, *arguments: Any) -> None:
         self.asked += 1
         if self.graph is None:
-            ANSWER(*arguments)
+            ANSWER(memory, *arguments)
         else:
-            self.graph.append(lambda: ANSWER(*arguments))
+            # The operations are asked for while the graph is captured, when nothing can be read, and done later.
+            ANSWER(torch.zeros_like(memory), *arguments)
+            self.graph.append(lambda: ANSWER(memory, *arguments))
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[Graph]:
@@ -44,7 +48,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Stream:
     monkeypatch.setattr(late_rules, "DEVICES", {"cpu"})
     monkeypatch.setattr(late, "_launcher", lambda _: None)
     monkeypatch.setattr(by_torch, "send", made.send)
-    for module in (late_rules, late):
+    for module in (readable, late_rules, late):
         monkeypatch.setattr(module, "is_captured", lambda _: made.graph is not None)
     monkeypatch.setattr(late, "is_capturing", lambda: made.graph is not None)
     late_rules.calls.begun = 0

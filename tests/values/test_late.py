@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import linecache
+import os
 import subprocess
 import sys
 import threading
@@ -17,13 +18,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 import llm_op_guard as og
 from llm_op_guard.contract.parse import parse_body
 from llm_op_guard.guard import late as late_rules
 from llm_op_guard.guard.late import late_rule
 from llm_op_guard.report.text import place
-from llm_op_guard.values import by_torch, late
+from llm_op_guard.values import by_torch, late, ring
 
 NAN = float("nan")
 CONTRACT = """
@@ -221,6 +224,43 @@ def test_the_policy_of_the_call_decides(stream: Stream) -> None:
     assert og.record.total == 2, "the kill switch holds for what is under way"
 
 
+def test_a_warning_that_is_an_error_takes_no_other_verdict_away(stream: Stream) -> None:
+    og.set_policy(B="warn,async")
+    for name in "abc":
+        guarded(f"x: floating[_]\nrequire(absmax(x) < 5, id={name!r})", lambda x: x)(torch.full((3,), 9.0))
+    with warnings.catch_warnings(), pytest.raises(og.GuardWarning, match=r"rule +a"):
+        warnings.simplefilter("error")
+        og.flush()
+    assert [v.rule_id for v in og.record.violations] == ["a", "b", "c"]
+    guarded("x: floating[_]\nrequire(absmax(x) < 5, id='d')", lambda x: x)(torch.full((3,), 9.0))
+    with og.policy(B="async"):
+        guarded("x: floating[_]\nrequire(absmax(x) < 5, id='e')", lambda x: x)(torch.full((3,), 9.0))
+    with warnings.catch_warnings(), pytest.raises(og.GuardError, match=r"rule +e"):
+        warnings.simplefilter("error")
+        og.flush()
+
+
+def test_a_flush_between_two_verdicts_of_a_call_tells_each_once(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    og.set_policy(B="record,async")
+    small = guarded("x: floating[_]\nrequire(absmax(x) < 5, id='small')", lambda x: x)
+    for number in (7.0, 8.0, 9.0):
+        small(torch.full((3,), number))
+    stream.run()
+    act, acted = late._act, []
+
+    def act_and_flush(waiting: Any) -> Any:
+        acted.append(waiting)
+        if len(acted) == 1:  # as another thread may, since nothing is locked here
+            og.flush()
+        return act(waiting)
+
+    monkeypatch.setattr(late, "_act", act_and_flush)
+    small(torch.ones(1))
+    assert sorted(v.observed[:8] for v in og.record.violations) == ["x[0] = 7", "x[0] = 8", "x[0] = 9"]
+
+
 def test_suspect_rules_warn_and_waivers_hold(stream: Stream) -> None:
     odd = guarded("x: floating[_]\nrequire(absmax(x) < 5, certain=False, id='odd')", lambda x: x)
     og.set_policy(B="async")
@@ -376,6 +416,40 @@ def test_buffers_outlive_inference_mode(wrap: Any) -> None:
         og.flush()
 
 
+def test_modes_of_torch_neither_see_nor_change_what_is_asked_and_told() -> None:
+    og.set_policy(B="async")
+    small = guarded("x: floating[_]\nrequire(absmax(x) < 5, id='small')", lambda x: x)
+    seen: set[str] = set()
+
+    class Watching(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.add(function.__name__)
+            return function(*args, **(kwargs or {}))
+
+    x = torch.full((3,), 9.0)
+    with Watching():
+        small(x)
+    assert not seen & {"copy_", "stack", "full", "zeros", "to", "sum", "reshape"}
+    for mode in (FakeTensorMode(), torch.device("meta")):
+        with mode, pytest.raises(og.GuardError, match=r"x\[0\] = 9.0"):
+            small(x)
+        small(x)
+
+
+def test_a_fault_of_ours_in_telling_is_none_of_the_callers(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    og.set_policy(B="async")
+    one = guarded()
+    one(bad(), IDS)
+    stream.run()
+
+    def broken(*_: Any) -> None:
+        raise KeyError("ours")
+
+    monkeypatch.setattr(late.ring, "number_of", broken)
+    with pytest.warns(og.GuardInternalWarning, match="failed while checking scaled"):
+        one(torch.ones(3), IDS)
+
+
 def test_a_fault_of_ours_is_said_once_and_the_call_goes_through(monkeypatch: pytest.MonkeyPatch) -> None:
     og.set_policy(B="async")
     one = guarded()
@@ -417,12 +491,85 @@ def test_a_device_that_is_lost_is_no_fault_of_ours(monkeypatch: pytest.MonkeyPat
     def lost(*_: Any) -> None:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
+    asked_before = guarded("x: floating[_]\nrequire(finite(x))", lambda x: x)
+    asked_before(bad())
     monkeypatch.setattr(by_torch, "send", lost)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lost)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        with pytest.raises(og.GuardError, match="finite values"):
+            asked_before(torch.ones(3))
         one(torch.ones(3), IDS)
-    assert list(og.record.values_late.values()) == [(0, 2)], "arguments and result"
+    assert list(og.record.values_late.values()) == [(1, 0), (0, 2)], "arguments and result"
     og.flush()
+
+
+def test_what_is_made_ready_is_written_into_no_slot_that_a_launch_may_still_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slots: list[tuple[int, int]] = []
+
+    def launch(answers: ring.Ring, slot: int, _: int, probes: Any, **__: Any) -> Any:
+        slots.append((id(answers), slot))  # it is not done
+        return list(range(len(probes))), [ring.look_of(probe.tensor) for probe in probes]
+
+    monkeypatch.setattr(late, "_launcher", lambda _: launch)
+    og.set_policy(B="async")
+    for _ in range(3):  # ids protect a memory access: they are judged in the call, and made ready for a graph
+        guarded("ids: int64[_]\nrequire(within(ids, 0, 2))", lambda ids: ids)(IDS)
+    assert len(slots) == len(set(slots)) == 3
+
+
+def test_memory_that_a_launch_may_write_to_is_kept() -> None:
+    og.set_policy(B="async")
+    guarded()(torch.ones(2), IDS)
+    (device,) = late.queue._devices.values()
+    memory = weakref.ref(device.ring.memory)
+    del device
+    late.queue.forget()
+    gc.collect()
+    assert memory() is not None
+
+
+FORKING = """
+import gc, os, weakref, torch, llm_op_guard as og
+from llm_op_guard.guard import late
+from llm_op_guard.values.late import queue
+late.DEVICES.add("cpu")
+og.set_policy(B="async")
+
+@og.guard("x: floating[_]\\nrequire(finite(x))")
+def f(x): return x
+
+bad = torch.tensor([float("inf")])
+f(bad)
+(device,) = queue._devices.values()
+memory = weakref.ref(device.ring.memory)
+del device
+pid = os.fork()
+if pid == 0:
+    og.flush()  # what the parent asked is the parent's to be told
+    gc.collect()
+    kept = memory() is not None  # to give it back takes a call of CUDA, which a fork cannot make
+    f(bad)
+    try:
+        og.flush()
+    except og.GuardError:
+        os._exit(7 if kept else 1)
+    os._exit(2)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+try:
+    og.flush()
+except og.GuardError:
+    print("told")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_fork_asks_for_itself_and_gives_no_memory_back() -> None:
+    ran = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, check=False)
+    assert ran.stdout == "7\ntold\n", ran.stderr
 
 
 # ---------------------------------------------------------------- when something else raises first

@@ -96,6 +96,10 @@ def test_torch_answers_what_triton_cannot_read() -> None:
         for asked in (Range(0, 6), Range(2**63, 2**64 - 1), Range(0, 2, allow=(2**63 + 5,)), None):
             (found,) = ask([Probe(x, asked)])  # type: ignore[misc]
             assert same(found, reference(x, asked))
+    negative = torch.view_as_complex(torch.tensor([[1.0, 2.0], [3.0, 4.0]])).conj().imag
+    assert negative.is_neg(), "the sign is not in memory"
+    (found,) = ask([Probe(negative, Range(-3, 0))])  # type: ignore[misc]
+    assert same(found, Verdict(1, (1,), -4.0))
     x = torch.arange(60.0).reshape(6, 10)[:, ::3]
     (found,) = ask([Probe(x, Range(0, 20))])  # type: ignore[misc]
     assert same(found, reference(x, Range(0, 20))) and found.count == 15

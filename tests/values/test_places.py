@@ -186,6 +186,34 @@ def test_told_at_the_next_guarded_call_of_the_thread_that_captured(stream: Strea
     other(torch.ones(1))
 
 
+def test_what_nobody_is_told_of_does_not_pile_up(stream: Stream) -> None:
+    """The thread that captured is gone, as one that warms a server up; another replays, and calls guards."""
+    one, x, graphs = guarded(), torch.ones(4), []
+    one(x, IDS)
+
+    def warm_up() -> None:
+        with stream.capture() as graph:
+            one(x, IDS)
+        graphs.append(graph)
+
+    thread = threading.Thread(target=warm_up)
+    thread.start()
+    thread.join()
+    x[1] = NAN
+    for _ in range(3):
+        replay(graphs[0])
+        one(torch.ones(4), IDS)
+        x[2] = NAN
+    with pytest.raises(og.GuardError) as raised:
+        og.flush()
+    (violation,) = raised.value.violations
+    assert violation.observed == "x[1] = nan (of 4, 1 element is wrong)"
+    assert violation.told_late.replayed == late_rules.Replayed(1, 3, 3, protects=False)
+    replay(graphs[0])
+    with pytest.raises(og.GuardError, match=r"x\[1\] = nan \(of 4, 2 elements.*\n.*at replay 4, of 4 so far"):
+        og.flush()
+
+
 def test_nothing_is_told_while_a_graph_is_captured(stream: Stream) -> None:
     one, x = guarded(), torch.ones(4)
     one(torch.full((4,), NAN), IDS)
@@ -243,8 +271,8 @@ def test_nothing_is_made_while_a_graph_is_captured(stream: Stream, monkeypatch: 
 
 
 def test_places_that_run_out(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "BLOCK", 6)
-    monkeypatch.setattr(places, "MOST", 12)
+    monkeypatch.setattr(places, "BLOCK", 5)
+    monkeypatch.setattr(places, "MOST", 10)
     one, x = guarded(), torch.ones(4)
     one(x, IDS)
     with stream.capture() as graph:
@@ -374,7 +402,7 @@ def asked_by_triton(monkeypatch: pytest.MonkeyPatch) -> tuple[Places, Ask, Calla
 
     def ask(probes: list[Probe], prepared: bool) -> Place:
         if prepared:
-            assert launcher.ask(*made.trial, ring.AT_EACH_REPLAY, probes) is not None
+            assert launcher.ask(ring.Ring(CPU, slots=2), 1, 1, probes) is not None
         answers, slot = made.free() or pytest.fail("no place")
         monkeypatch.setattr(kernel, "probe", Captured(launch, graph))
         sent = launcher.ask(answers, slot, ring.AT_EACH_REPLAY, probes, captured=True)
@@ -456,24 +484,30 @@ def test_into_a_graph_goes_no_kernel_that_is_not_loaded(monkeypatch: pytest.Monk
     from llm_op_guard.values import kernel
 
     launcher, made = kernel.Launcher(CPU), Places(CPU)
+    answers, slot = made.free() or pytest.fail("no place")
     probes = [Probe(torch.ones(3), None)]
-    assert launcher.ask(*made.trial, ring.AT_EACH_REPLAY, probes, captured=True) is None
-    assert made.trial[0].word(made.trial[1], ring.REPLAYS_AT) == 0
-    assert launcher.ask(*made.trial, ring.AT_EACH_REPLAY, probes) is not None
-    assert launcher.ask(*made.trial, ring.AT_EACH_REPLAY, probes, captured=True) is not None
+    assert launcher.ask(answers, slot, ring.AT_EACH_REPLAY, probes, captured=True) is None
+    assert answers.word(slot, ring.REPLAYS_AT) == 0
+    assert launcher.ask(ring.Ring(CPU, slots=2), 1, 1, probes) is not None
+    assert launcher.ask(answers, slot, ring.AT_EACH_REPLAY, probes, captured=True) is not None
+    assert answers.word(slot, ring.REPLAYS_AT) == 1
 
 
 def test_what_waits_in_the_call_is_made_ready_for_a_graph(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared: list[list[torch.dtype]] = []
     monkeypatch.setattr(
-        late._Device, "prepare", lambda _, probes: prepared.append([probe.tensor.dtype for probe in probes])
+        late.queue, "prepare", lambda _, probes: prepared.append([probe.tensor.dtype for probe in probes])
     )
-    one = guarded()
-    for _ in range(3):
-        one(torch.ones(4), IDS)
-    assert prepared == [[torch.float32, torch.int64]], "all that the call would ask in a graph, once"
-    one(torch.ones(4, dtype=torch.float64), IDS)
-    assert len(prepared) == 1
+    ids_first = CONTRACT.replace('require(finite(x), id="finite_x")\n', "") + "require(finite(x))"
+    for contract in (CONTRACT, ids_first):
+        one = guarded(contract)
+        for dtype in (torch.float32, torch.float64) * 2:
+            one(torch.ones(4, dtype=dtype), IDS)
+        asked = [{torch.float32, torch.int64}, {torch.float64, torch.int64}]
+        assert list(map(set, prepared)) == asked, (
+            "all that the call would ask in a graph, once for each choice of dtypes"
+        )
+        prepared.clear()
 
 
 @pytest.mark.skipif(torch.cuda.is_initialized(), reason="a test before used the device")

@@ -61,18 +61,18 @@ def read_text(file: FilePath) -> str:
 
 def parse_stubs(text: str, file: str = "<contract>", source: Source | None = None) -> dict[str, Contract]:
     """Read the text of a `.contract` file; `source` places errors when the file is not made of this text."""
-    source, _, statements = _opened(source or Source(file, text))
+    source, _, statements = opened(source or Source(file, text))
     contracts: dict[str, Contract] = {}
     constants: dict[str, Any] = {}
     characters = 0
     for node in statements:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)]):
-                constants[name] = _constant(name, node, constants, source)
+                constants[name] = read_constant(name, node, constants, source)
             case ast.FunctionDef():
                 if node.name in contracts:
                     raise source.error(f"a second contract is named {node.name!r}; names in one file differ", node)
-                contracts[node.name] = _stub(node, source, constants)
+                contracts[node.name] = read_stub(node, source, constants)
                 characters += sum(written_length(clause) for clause in contracts[node.name].clauses)
                 if characters > MAX_CHARACTERS:
                     raise source.error(f"written out, the contracts have more than {MAX_CHARACTERS} characters", node)
@@ -90,7 +90,7 @@ def parse_body(text: str, name: str, parameters: Sequence[str], source: Source |
 
     `source` places errors when the text is a part of a larger file; the text is dedented.
     """
-    source, doc, body = _opened(source or Source(f"<contract of {name}>", dedented(text)))
+    source, doc, body = opened(source or Source(f"<contract of {name}>", dedented(text)))
     if not body:
         raise source.error("the contract is empty; declare an argument (name: type) or write require(…)")
     _check_parameters(parameters, body, source)
@@ -191,7 +191,7 @@ def _syntax(source: Source) -> list[ast.stmt]:
     return module.body
 
 
-def _opened(source: Source) -> tuple[Source, str, list[ast.stmt]]:
+def opened(source: Source) -> tuple[Source, str, list[ast.stmt]]:
     """What a text says of itself, its imports (noted in the source; nothing is imported), and the rest of it."""
     statements = _syntax(source)
     doc = ""
@@ -256,7 +256,8 @@ def _is_writable(text: str) -> bool:
     return True
 
 
-def _stub(node: ast.FunctionDef, source: Source, constants: dict[str, Any]) -> Contract:
+def read_stub(node: ast.FunctionDef, source: Source, constants: dict[str, Any]) -> Contract:
+    """The contract of one stub, of a file with these constants."""
     if node.decorator_list:
         raise source.error("a stub has no decorators", node.decorator_list[0])
     arguments = node.args
@@ -302,7 +303,7 @@ def _used(known: Mapping[str, Any], body: list[ast.stmt]) -> dict[str, Any]:
     return {name: value for name, value in known.items() if name in names}
 
 
-def _constant(name: str, node: ast.Assign, constants: dict[str, Any], source: Source) -> Any:
+def read_constant(name: str, node: ast.Assign, constants: dict[str, Any], source: Source) -> Any:
     """The value of `NAME = literal`: numbers, texts, tuples, lists and dicts of these."""
     if not name.isupper() or not name.isascii() or name in constants or len(name) < 3:
         raise source.error("a constant has a name of capitals (A to Z), at least three, that no other has", node)

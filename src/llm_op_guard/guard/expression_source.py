@@ -429,10 +429,11 @@ class ExpressionWriter:
             codes = (repr(step) if isinstance(step, str) else f"({self._looked_for(step)},)" for step in path)
             steps = "".join(f", {code}" for code in codes)
             if name == "has":
-                return f"_present({root}{steps})"
+                return f"_present({root}{steps})" if steps else f"{atom(root)} is not None"
             self.fallible = True
+            rank = f"len({root}.shape) if isinstance({root}, _Tensor) else " if [*path] == ["ndim"] else ""
             return (
-                f"_plain(_got) if (_got := _path_value({root}{steps})) is not _unset and _got is not None "
+                f"{rank}_plain(_got) if (_got := _path_value({root}{steps})) is not _unset and _got is not None "
                 f"else {atom(self._value(node.args[1])[0])}"
             )
         self.fallible = True

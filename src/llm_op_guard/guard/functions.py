@@ -272,15 +272,26 @@ class Spelling(str):
 # Keyword arguments are few and their names short; whatever else is a dict is not gone through for long.
 _MOST_KEYS = 128
 _LONGEST_NAME = 64
+_TEXT = frozenset({str})
 
 
 def misspelt(mapping: Any, *names: Any) -> Spelling | None:
     """The first key that is nearly one of these names, where that one is absent; None where there is none."""
     if not is_a(mapping, dict) or dict.__len__(mapping) > _MOST_KEYS:
         raise NotApplicable
+    if type(mapping) is dict and _TEXT.issuperset(map(type, mapping)):
+        keys = tuple(mapping)
+    else:
+        keys = tuple(str.__str__(key) for key in dict.keys(mapping) if is_a(key, str))
+    if max(map(len, keys), default=0) > _LONGEST_NAME + 2:  # too long for any of the names
+        keys = tuple(key for key in keys if len(key) <= _LONGEST_NAME + 2)
+    return _first_misspelt(keys, names)
+
+
+@functools.lru_cache(maxsize=256)  # a function is called with the same keywords over and over
+def _first_misspelt(keys: tuple[str, ...], names: tuple[Any, ...]) -> Spelling | None:
     if not all(type(name) is str for name in names):
         raise NotApplicable
-    keys = [str.__str__(key) for key in dict.keys(mapping) if is_a(key, str)]
     absent = [name for name in names if name not in keys and len(name) <= _LONGEST_NAME]
     for key in keys:
         if key not in names and any(_is_nearly(key, name, 2 if len(name) >= 8 else len(name) // 5) for name in absent):

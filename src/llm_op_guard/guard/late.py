@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from llm_op_guard.contract.model import Clause, Contract
 from llm_op_guard.contract.path import path_of
 from llm_op_guard.contract.vocabulary import FUNCTIONS
+from llm_op_guard.errors import GuardWarning
 from llm_op_guard.guard import elements
 from llm_op_guard.guard.context import caller
 from llm_op_guard.guard.deferred import Deferred, asks_values, deferred
 from llm_op_guard.guard.functions import Element, Located, StandIn
 from llm_op_guard.guard.pace import may_be_left_out
-from llm_op_guard.guard.readable import is_captured, require_values
+from llm_op_guard.guard.readable import is_captured, plain_tensors, require_values
 from llm_op_guard.guard.reading import NotApplicable, is_tracing
 from llm_op_guard.guard.run_time import Handed, violation_of
 from llm_op_guard.guard.violation import CallSite, Replayed, TensorMetadata, ToldLate, Violation
@@ -277,7 +278,7 @@ class _Taken(NamedTuple):
 
     rule: int
     facts: tuple[Any, ...]
-    looks: tuple[Any, ...]
+    stand_ins: tuple[Any, ...]
     waits: bool = False
 
 
@@ -292,7 +293,7 @@ class LateRules:
         self.rules = rules
         self._count = count
         self._calls = 0
-        # Rules that wait here and would not in a graph, with the dtypes that they were made ready for.
+        # What was made ready for a graph, where rules that wait here would not: the rules of a call, dtypes and device.
         self._ready: set[tuple[Any, ...]] = set()
 
     def told(self) -> Exception | None:
@@ -300,7 +301,13 @@ class LateRules:
         self._calls += 1
         if self._count:
             calls.begin()
-        return None if _queue is None else _queue.told()
+        try:
+            return None if _queue is None else _queue.told()
+        except GuardWarning:
+            raise  # warnings are errors here, and this one is the user's
+        except Exception as error:
+            self.guard.fail_inside(error)
+            return None
 
     def takes(self, taken: list[tuple[_Taken, list[Probe]]], number: int, tensors: Sequence[Any], facts: Any) -> bool:
         """Whether a rule need not be judged in the call: it is put to `taken`, or the policy here asks nothing."""
@@ -308,22 +315,20 @@ class LateRules:
         if rule is None or not tensors or _queue is None:
             return False
         for x in tensors:
-            if type(x) not in _kinds() or x.device.type not in DEVICES:
+            if type(x) not in plain_tensors() or x.device.type not in DEVICES:
                 return False
         setting = current(self.guard.defaults, self.guard.names).B
         if setting is None or setting.action is Action.OFF:
             return True
         captured = is_captured(tensors[0])
         waits = not captured and (rule.protects or setting.time is Time.SYNC)
-        if waits and (number, *(x.dtype for x in tensors)) in self._ready:
-            return False
         probes = _probes(rule, [probe for _, probes in taken for probe in probes], tensors, facts)
         if probes is None:
             if captured:
                 _queue.unasked(self.guard)
             return False
-        looks = tuple(StandIn(shape=tuple(x.shape), dtype=x.dtype, device=x.device) for x in tensors)
-        taken.append((_Taken(number, tuple(facts), looks, waits), probes))
+        kept = () if waits else tuple(StandIn(shape=tuple(x.shape), dtype=x.dtype, device=x.device) for x in tensors)
+        taken.append((_Taken(number, tuple(facts), kept, waits), probes))
         return not waits
 
     def send(self, taken: list[tuple[_Taken, list[Probe]]]) -> None:
@@ -332,8 +337,11 @@ class LateRules:
             return
         late = [one for one in taken if not one[0].waits]
         if len(late) < len(taken):
-            self._ready |= {(one.rule, *(look.dtype for look in one.looks)) for one, _ in taken if one.waits}
-            _queue.prepare(self.guard, [probe for _, probes in taken for probe in probes])
+            probes = [probe for _, probes in taken for probe in probes]
+            wanted = probes[0].tensor.device, *(one.rule for one, _ in taken), *(probe.tensor.dtype for probe in probes)
+            if wanted not in self._ready:
+                self._ready.add(wanted)
+                _queue.prepare(self.guard, probes)
         if not late:
             return
         policy = current(self.guard.defaults, self.guard.names)
@@ -367,13 +375,6 @@ class _Calls:
 
 
 calls = _Calls()
-
-
-@cache
-def _kinds() -> frozenset[type]:
-    import torch  # noqa: PLC0415 - as above
-
-    return frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
 # ---------------------------------------------------------------- afterwards
@@ -414,20 +415,20 @@ class LateCall:
 
     def _violation(self, parts: Deferred, taken: _Taken, asked: _Asked, verdict: Verdict) -> Violation:
         contract = self.guard.contract
-        values = Handed(parts, list(taken.looks), list(taken.facts), contract.constants)
-        look = taken.looks[asked.tensor]
+        values = Handed(parts, list(taken.stand_ins), list(taken.facts), contract.constants)
+        shape = taken.stand_ins[asked.tensor].shape
         note = "the first as they lie in memory" if verdict.in_memory and verdict.count > 1 else ""
-        located = Located((Element("x", verdict.index, verdict.value),), verdict.count, math.prod(look.shape), note)
+        located = Located((Element("x", verdict.index, verdict.value),), verdict.count, math.prod(shape), note)
         observed, expected, argument = elements.told(asked.call, located, values)
         violation = violation_of(contract, parts, values, observed, asked.expected or expected, argument)
-        return self._placed(violation, [ast.unparse(node) for node in parts.tensors], taken.looks)
+        return self._placed(violation, [ast.unparse(node) for node in parts.tensors], taken.stand_ins)
 
-    def _placed(self, violation: Violation, names: list[str], looks: Sequence[Any]) -> Violation:
+    def _placed(self, violation: Violation, names: list[str], stand_ins: Sequence[Any]) -> Violation:
         code = self.called_from
         site = None if code is None else CallSite(code[0].co_filename, code[1], code[0].co_name)
         tensors = tuple(
-            TensorMetadata(name, str(look.dtype).removeprefix("torch."), look.shape, str(look.device))
-            for name, look in zip(names, looks, strict=True)
+            TensorMetadata(name, str(x.dtype).removeprefix("torch."), x.shape, str(x.device))
+            for name, x in zip(names, stand_ins, strict=True)
         )
         return replace(
             violation,

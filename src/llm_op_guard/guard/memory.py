@@ -37,7 +37,7 @@ class Token(NamedTuple):
 
 class _Entry(NamedTuple):
     owner: weakref.ref[Any]
-    serial: int
+    identity: Identity
     facts: dict[str, Any]
     begun: dict[str, int]  # by fact: the serial of the last call that began to change it
 
@@ -106,8 +106,8 @@ def distrusting(forgotten: Iterable[tuple[object, Iterable[str]]]) -> Callable[[
 
 def recall(owner: Any, name: str) -> Any:
     """A fact that was kept about an object; raises NotApplicable where none is known, and while tracing."""
-    entry = None if is_tracing() or name in _distrusted else _entry_of(owner)
-    if entry is None or name not in entry.facts:
+    entry = _entry_of(owner)
+    if entry is None or name not in entry.facts or name in _distrusted or is_tracing():
         raise NotApplicable
     return entry.facts[name]
 
@@ -117,7 +117,7 @@ def identity(owner: Any) -> Identity:
     entry = None if is_tracing() else _entry_of(owner) or _begin(owner)
     if entry is None:
         raise NotApplicable
-    return Identity(type(owner).__name__, entry.serial)
+    return entry.identity
 
 
 def _entry_of(owner: Any) -> _Entry | None:
@@ -134,7 +134,7 @@ def _begin(owner: Any) -> _Entry | None:
             del _entries[key]
 
     try:
-        entry = _Entry(weakref.ref(owner, end), next(_serials), {}, {})
+        entry = _Entry(weakref.ref(owner, end), Identity(type(owner).__name__, next(_serials)), {}, {})
     except TypeError:
         return None
     former = _entries.setdefault(key, entry)

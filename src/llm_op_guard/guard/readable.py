@@ -27,7 +27,7 @@ def require_readable(x: Any) -> None:
     it is no CUDA tensor while the stream is captured into a graph.
     """
     require_values(x)
-    if x.is_cuda and is_captured(x):
+    if is_captured(x):
         raise NotApplicable
 
 
@@ -47,13 +47,28 @@ def require_values(x: Any) -> None:
 
 def is_captured(x: Any) -> bool:
     """Whether what is asked of a tensor now goes into a CUDA graph, to be done whenever that is replayed."""
-    return x.is_cuda and sys.modules["torch"].cuda.is_current_stream_capturing()  # type: ignore[no-any-return]
+    return x.is_cuda and _captures(sys.modules["torch"])
 
 
 def is_capturing() -> bool:
     """Whether the current CUDA stream is captured: it cannot be waited for, and an error ends the capture."""
     torch = sys.modules.get("torch")
-    return torch is not None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return torch is not None and torch.cuda.is_initialized() and _captures(torch)
+
+
+def _captures(torch: Any) -> bool:
+    try:
+        return torch.cuda.is_current_stream_capturing()  # type: ignore[no-any-return]
+    except RuntimeError:  # the device is lost, and no graph comes of what was captured
+        return False
+
+
+@functools.cache
+def plain_tensors() -> frozenset[type]:
+    """The classes of tensors whose values are read: subclasses know alone what they hold."""
+    import torch  # noqa: PLC0415 - who asks has a contract about the values of tensors, or watches modules
+
+    return frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
 _has_values: Callable[[Any], bool] | None = None
@@ -63,8 +78,7 @@ def _values_test() -> Callable[[Any], bool]:
     torch = sys.modules.get("torch")
     if torch is None:
         raise NotApplicable  # there are no tensors yet
-    kinds = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
-    strided = torch.strided
+    kinds, strided = plain_tensors(), torch.strided
     is_compiling, traces = torch.compiler.is_compiling, torch._C._get_tracing_state
     # Whoever watches or replaces operations (make_fx, fake tensors, counters) must not see ours.
     modes, is_wrapped = torch._C._len_torch_dispatch_stack, torch._C._functorch.is_functorch_wrapped_tensor

@@ -55,7 +55,10 @@ def is_tracing() -> bool:
 
 def is_tensor(value: object) -> bool:
     """Whether `value` is a torch tensor."""
-    return is_a(value, tensor_class())
+    try:  # as `is_a` does: asked for everything that is read, most of all where nothing else is done
+        return isinstance(value, _tensor_class or tensor_class())
+    except Exception:
+        return False
 
 
 def is_a(value: object, kind: Any) -> bool:
@@ -216,6 +219,8 @@ def as_index(value: Any) -> Any:
 
     Not to be found is another thing than not to be looked for: `has` tells the two apart.
     """
+    if value is None or type(value) is str:
+        return value
     value = plain(value)  # of an argument that is declared as int, NumPy's too
     if type(value).__name__ == "SymInt":  # where a traced program is explained
         value = number_now(value)
@@ -260,6 +265,8 @@ def path_value(owner: Any, *steps: str | tuple[str | int]) -> Any:
     for step in steps:
         if isinstance(step, str):
             owner = optional_attribute(owner, step)
+        elif type(owner) is dict:
+            owner = owner.get(step[0], _UNSET)
         else:
             try:
                 owner = item(owner, step[0])

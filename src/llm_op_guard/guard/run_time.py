@@ -8,6 +8,7 @@ that is loaded from a cache finds its guards by name; where they are not there, 
 from __future__ import annotations
 
 import ast
+import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
@@ -144,13 +145,15 @@ def _plainly(rule: Deferred) -> Callable[[list[Any], list[Any]], bool] | None:
 NOBODY = 0
 # Objects of which an integration was asked while a program was traced, by number.
 _owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+# Never twice the same: a graph may outlive the object that it was made of, and be used for another.
+_numbers = itertools.count(NOBODY + 1)
 
 
 def owner_number(owner: Any) -> int:
     """What an object is called in graphs, for as long as it lives; raises TypeError for one without weak references."""
     number = next((number for number, known in _owners.items() if known is owner), None)
     if number is None:
-        number = max(_owners, default=0) + 1
+        number = next(_numbers)
         _owners[number] = owner
     return number
 

@@ -334,7 +334,7 @@ class _CheckWriter:
         target = targets[0] if len(targets) == 1 else f"({', '.join(targets)})"
         if len(statement.names) > 1:
             code = f"_parts({code}, {len(statement.names)})"
-        elif self.plan.has_later and not self.plan.after_call:
+        elif self.plan.has_later and not self.plan.after_call and not _is_truth(statement.expr.node):
             code = f"_kept({code})"
         yield comment(statement.text)
         yield from ("try:", f"    {target} = {code}", "except _inapplicable:", "    pass")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from llm_op_guard.errors import GuardError
@@ -77,7 +78,8 @@ def teller(error_of: Callable[[Local], GuardError | None]) -> Callable[[Any], No
             error = error_of(lambda name: _value(context.get_local(name), translator))
             if error is None:
                 return
-            handed_on = _both(error)(error.message, error.violations)
+            ours: Any = type(error)
+            handed_on = _both(ours, sys.modules["torch._dynamo.exc"].Unsupported)(error.message, error.violations)
         except Exception:  # these parts of Dynamo are its own business and may change
             return
         raise handed_on
@@ -104,18 +106,10 @@ def asking(question: Callable[[Local, bool], Any]) -> tuple[Callable[[Any], None
     return ask, constant(lambda: answers[0])
 
 
-_classes: dict[str, Any] = {}
+@cache
+def _both(ours: type[GuardError], dynamos: Any) -> Any:
+    """A class of errors that Dynamo takes for its own; it wraps all others."""
 
-
-def _both(error: GuardError) -> Any:
-    """The class of an error, which Dynamo takes for its own; it wraps all others."""
-    ours = type(error)
-    if ours.__name__ not in _classes:
-        _classes[ours.__name__] = _made(ours, sys.modules["torch._dynamo.exc"].Unsupported)
-    return _classes[ours.__name__]
-
-
-def _made(ours: type[GuardError], dynamos: Any) -> Any:
     def __init__(self: Any, message: str, violations: Any = ()) -> None:  # noqa: N807 - of the class below
         dynamos.__init__(self, message)
         ours.__init__(self, message, violations)

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, FunctionType, GeneratorType
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
 
 from llm_op_guard.guard.compile import compile_function, keep_source
 from llm_op_guard.guard.context import WRAPPER_LABEL
@@ -34,8 +33,9 @@ _Around = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _lock = threading.RLock()  # reentrant: deleting a check may run a finaliser that disarms another patch
 _serial = itertools.count(1)
-_originals: WeakKeyDictionary[CodeType, CodeType] = WeakKeyDictionary()  # wrapper → what it stands in front of
-_calls: WeakSet[FunctionType] = WeakSet()  # the `call` of each patch
+# A wrapper, by its address, and what it stands in front of: code objects compare, and hash, by all that is in them.
+_originals: dict[int, tuple[weakref.ref[CodeType], CodeType]] = {}
+_calls: dict[int, weakref.ref[FunctionType]] = {}  # the `call` of each patch, by its address
 
 
 @dataclass(eq=False)
@@ -106,7 +106,8 @@ class Patch:
         self.function = function
         self.parameters = tuple(parameters)
         self.call: FunctionType = _rebuild(function, function.__code__)
-        _calls.add(self.call)
+        key = id(self.call)
+        _calls[key] = weakref.ref(self.call, lambda _: _calls.pop(key, None))
         self._original = function.__code__
         self._armings: dict[tuple[_Check, _CheckResult | None, _Around | None], _Arming] = {}
         self._current: _Arming | None = None
@@ -212,7 +213,8 @@ class Patch:
             co_flags=wrapper.__code__.co_flags | original.co_flags & inspect.CO_ITERABLE_COROUTINE,
         )
         keep_source(code, source)
-        _originals[code] = original
+        key = id(code)
+        _originals[key] = weakref.ref(code, lambda _: _originals.pop(key, None)), original
         return _Arming(code, names, injected, home)
 
 
@@ -233,14 +235,14 @@ def sweep() -> int:
 def original_code(function: FunctionType) -> CodeType:
     """The code of `function` without our wrappers, armed or not."""
     code = function.__code__
-    while (beneath := _originals.get(code)) is not None:
-        code = beneath
+    while (beneath := _originals.get(id(code))) is not None:
+        code = beneath[1]
     return code
 
 
 def is_call(function: object) -> bool:
     """Whether a function is the `call` of a patch: what the guarded one has for its source, and no operator itself."""
-    return isinstance(function, FunctionType) and function in _calls
+    return id(function) in _calls
 
 
 def copy_function(function: FunctionType) -> FunctionType:

@@ -48,6 +48,7 @@ class _Own:
 
 _More = ParamSpec("_More")
 _Answer = TypeVar("_Answer")
+_Entry = tuple[weakref.ref[CodeType], dict[Any, _Answer]]
 
 
 def once_for_code(
@@ -59,22 +60,33 @@ def once_for_code(
     share their code and do something else, are asked for each time; the class that `super()` needs is none of these.
     """
     # By identity: code objects compare by value, and functions that differ in their defaults have equal ones.
-    answers: dict[int, tuple[weakref.ref[CodeType], dict[Any, _Answer]]] = {}
+    answers: dict[int, _Entry[_Answer]] = {}
 
     @functools.wraps(ask)
     def asked(function: FunctionType, /, *more: _More.args, **named: _More.kwargs) -> _Answer:
-        code = original_code(function)
-        if code.co_freevars not in ((), ("__class__",)):
-            return ask(function, *more, **named)
-        key = id(code)
-        if key not in answers:
-            answers[key] = weakref.ref(code, lambda _: answers.pop(key, None)), {}
-        known, call = answers[key][1], (id(function.__globals__), more, tuple(named.items()))
+        entry = answers.get(id(function.__code__))
+        if entry is None:
+            code = original_code(function)
+            if code.co_freevars not in ((), ("__class__",)):
+                return ask(function, *more, **named)
+            entry = _kept_for(code, answers, {})
+            # A wrapper of ours is known by itself, too: what it stands in front of never changes.
+            entry = _kept_for(function.__code__, answers, entry[1])
+        known = entry[1]
+        call = (id(function.__globals__), more, tuple(named.items())) if named else (id(function.__globals__), more)
         if call not in known:
             known[call] = ask(function, *more, **named)
         return known[call]
 
     return asked
+
+
+def _kept_for(code: CodeType, answers: dict[int, _Entry[_Answer]], known: dict[Any, _Answer]) -> _Entry[_Answer]:
+    """The entry of a code, for as long as it lives; a new one holds what is `known`."""
+    key = id(code)
+    if key not in answers:
+        answers[key] = weakref.ref(code, lambda _: answers.pop(key, None)), known
+    return answers[key]
 
 
 def fingerprint(function: object) -> Fingerprint | Refused:

@@ -31,7 +31,9 @@ class Observer(Protocol):
 
 _lock = threading.Lock()
 _observers: tuple[Observer, ...] = ()
-_original: Callable[..., Any] | None = None  # set once
+# What was last put in the place of `Module.__call__`, and what stood there.
+_watching: Callable[..., Any] | None = None
+_original: Callable[..., Any] | None = None
 # How many blocks are open in which nothing is compiled, and what they changed.
 _uncompiled = 0
 _stance = contextlib.ExitStack()
@@ -47,25 +49,26 @@ if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_in_a_fork)
 
 
-def _watched(module: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """What stands for `Module.__call__`."""
+def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What stands for `Module.__call__` and tells the observers, as long as it was the last to be put there."""
     import torch  # noqa: PLC0415
 
-    original = _original
-    assert original is not None
-    observers = _observers
-    if not observers or torch.compiler.is_compiling():
-        return original(module, *args, **kwargs)
-    calls = [(o, call) for o in observers if (call := o.enter(module, args, kwargs)) is not None]
-    try:
-        result = original(module, *args, **kwargs)
-    except BaseException as error:
-        for observer, call in reversed(calls):
-            observer.raised(call, error)
-        raise
-    for observer, call in reversed(calls):
-        observer.leave(call, result)
-    return result
+    def call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
+        observers = _observers
+        if not observers or _watching is not call or torch.compiler.is_compiling():
+            return original(module, *args, **kwargs)
+        calls = [(o, begun) for o in observers if (begun := o.enter(module, args, kwargs)) is not None]
+        try:
+            result = original(module, *args, **kwargs)
+        except BaseException as error:
+            for observer, begun in reversed(calls):
+                observer.raised(begun, error)
+            raise
+        for observer, begun in reversed(calls):
+            observer.leave(begun, result)
+        return result
+
+    return call
 
 
 @contextlib.contextmanager
@@ -74,21 +77,21 @@ def observed(observer: Observer) -> Iterator[None]:
 
     Somebody who replaced `Module.__call__` meanwhile keeps it; what stood there before is then one plain call further.
     """
-    global _observers, _original  # noqa: PLW0603
+    global _observers, _watching, _original  # noqa: PLW0603
     import torch  # noqa: PLC0415
 
     Module: Any = torch.nn.Module
     with _lock:
-        if not _observers and Module.__call__ is not _watched:
+        if not _observers and Module.__call__ is not _watching:
             _original = Module.__call__
-            Module.__call__ = _watched
+            Module.__call__ = _watching = _watched(_original)
         _observers = (*_observers, observer)
     try:
         yield
     finally:
         with _lock:
             _observers = tuple(other for other in _observers if other is not observer)
-            if not _observers and Module.__call__ is _watched and _original is not None:
+            if not _observers and Module.__call__ is _watching:
                 Module.__call__ = _original
 
 

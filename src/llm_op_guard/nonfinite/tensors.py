@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 import re
@@ -10,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llm_op_guard.guard.context import metadata_of
-from llm_op_guard.guard.readable import require_readable, unseen
+from llm_op_guard.guard.readable import plain_tensors, require_readable, unseen
 from llm_op_guard.guard.reading import UNSET, NotApplicable, is_a, is_tensor, optional_attribute
 from llm_op_guard.nonfinite.finding import Operand, Place
 from llm_op_guard.values import plain
@@ -28,14 +27,6 @@ _MASK = re.compile(r"mask|bias|alibi", re.IGNORECASE)
 
 
 # ---------------------------------------------------------------- found
-
-
-@functools.cache
-def plain_tensors() -> tuple[type, ...]:
-    """The classes of tensors that are looked at: subclasses know alone what they hold."""
-    import torch  # noqa: PLC0415
-
-    return torch.Tensor, torch.nn.Parameter, torch.nn.Buffer
 
 
 def tensors_in(value: Any, label: str, depth: int = 0) -> Iterator[tuple[str, Any]]:

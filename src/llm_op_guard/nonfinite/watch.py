@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llm_op_guard.errors import GuardInternalWarning
+from llm_op_guard.guard.readable import plain_tensors
 from llm_op_guard.guard.violation import CallSite
 from llm_op_guard.nonfinite import tensors
 from llm_op_guard.nonfinite.finding import Kind, NonFinite, Place
@@ -341,7 +342,7 @@ class Watch:
 
     def _kinds(self, x: Any) -> int:
         """As `tensors.kinds`, of which each tensor is asked once, until it is changed in place."""
-        if type(x) not in tensors.plain_tensors() or not (x.dtype.is_floating_point or x.dtype.is_complex):
+        if type(x) not in plain_tensors() or not (x.dtype.is_floating_point or x.dtype.is_complex):
             return FINITE
         if x.is_inference():  # no changes are counted
             return tensors.kinds(x) or FINITE
@@ -420,7 +421,7 @@ def _parameter_name(root: Any, parameter: Any) -> str | None:
 
 
 def _is_broken(x: Any, name: str, kind: Kind) -> bool:
-    kinds = tensors.kinds(x) if type(x) in tensors.plain_tensors() else None
+    kinds = tensors.kinds(x) if type(x) in plain_tensors() else None
     if not kinds:
         return False
     if kind == "buffer" and kinds != NAN and x.ndim == 0:

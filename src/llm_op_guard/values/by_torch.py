@@ -66,12 +66,11 @@ def _answer(probe: Probe) -> Any:
         part = piece.part
         if part.numel() == 0:
             continue
-        wrong = plain.not_finite(part) if probe.range is None else _outside(part, probe.range)
-        wrong = wrong.reshape(-1)
+        wrong = _wrong(part, probe.range).reshape(-1)
         here = wrong.sum()
         place = wrong.view(torch.uint8).argmax()
         is_first = (count == 0) & (here > 0)
-        element = _bits(part.reshape(-1)).index_select(0, place.reshape(1)).reshape(())
+        element = _bits(part.resolve_neg().reshape(-1)).index_select(0, place.reshape(1)).reshape(())
         first = torch.where(is_first, before + place, first)
         bits = torch.where(is_first, element.to(torch.int64), bits)
         count = count + here
@@ -79,10 +78,13 @@ def _answer(probe: Probe) -> Any:
     return torch.stack((count, first, bits))
 
 
-def _outside(x: Any, asked: Range) -> Any:
+def _wrong(x: Any, asked: Range | None) -> Any:
+    """Where an element is not as asked: not by `plain`, which reads nothing while a graph is captured."""
     import torch  # noqa: PLC0415
 
     y, offset, whole = plain.comparable(x)
+    if asked is None:
+        return torch.zeros_like(y, dtype=torch.bool) if whole else ~y.isfinite()
     low, high, sentinels = ring.closed(asked, whole=whole)
     if not whole:
         wrong = ~((y >= low) & (y <= high))

@@ -16,14 +16,14 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from llm_op_guard.errors import GuardError, GuardWarning
 from llm_op_guard.guard import late
 from llm_op_guard.guard.late import LateCall, Probe, Replay, Verdict
-from llm_op_guard.guard.readable import is_captured, is_capturing
+from llm_op_guard.guard.readable import is_captured, is_capturing, unseen
 from llm_op_guard.guard.reading import NotApplicable
 from llm_op_guard.guard.violation import Violation
 from llm_op_guard.policy import is_off
@@ -38,25 +38,33 @@ logger = logging.getLogger("llm_op_guard")
 
 
 @dataclass(eq=False)
-class _Waiting:
-    """A call that was asked: its number and slot, the answers that it waits for, and what they are about."""
+class _Asked:
+    """What a slot of a ring is taken by: its number, the answers that it waits for, and what they are about."""
 
-    call: LateCall
     device: _Device
     number: int
     slot: int
     questions: list[int]
     looks: list[Look]
-    verdicts: list[Verdict] | None = field(default=None)
-    replay: Replay | None = None
+    found: list[Verdict] | None = None
 
-    def is_answered(self) -> bool:
-        """Whether the verdicts are there; takes them out of the slot."""
-        if self.verdicts is None and self.device.ring.has(self.slot, self.number):
+    def verdicts(self) -> list[Verdict] | None:
+        """The verdicts, if they are there; takes them out of the slot."""
+        if self.found is None and self.device.ring.has(self.slot, self.number):
             answers = self.device.ring.answers(self.slot, self.questions)
-            self.verdicts = [look.verdict(*answer) for look, answer in zip(self.looks, answers, strict=True)]
+            self.found = [look.verdict(*answer) for look, answer in zip(self.looks, answers, strict=True)]
             self.device.busy[self.slot] = None
-        return self.verdicts is not None
+        return self.found
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A call that was not told of yet, what gives the verdicts on it once they are there, and of which replay where."""
+
+    call: LateCall
+    verdicts: Callable[[], list[Verdict] | None]
+    replay: Replay | None = None
+    place: Place | None = None
 
 
 class _Device:
@@ -65,21 +73,21 @@ class _Device:
     def __init__(self, device: Any) -> None:
         self.ring = Ring(device)
         self.places = Places(device)
-        self.busy: list[_Waiting | None] = [None] * self.ring.slots
+        self.busy: list[_Asked | None] = [None] * self.ring.slots
         self.asked = 0
         self._launch = _launcher(device)
 
-    def ask(self, call: LateCall, probes: Sequence[Probe]) -> _Waiting | None:
+    def ask(self, probes: Sequence[Probe]) -> _Asked | None:
         """Ask; None where the ring is full."""
         number = self.asked + 1
         slot = number % self.ring.slots
         former = self.busy[slot]
-        if former is not None and not former.is_answered():
+        if former is not None and former.verdicts() is None:
             return None
         self.asked = number
-        waiting = self.busy[slot] = _Waiting(call, self, number, slot, *self._sent(self.ring, slot, number, probes))
+        asked = self.busy[slot] = _Asked(self, number, slot, *self._sent(self.ring, slot, number, probes))
         self.places.provide()
-        return waiting
+        return asked
 
     def capture(self, call: LateCall, probes: Sequence[Probe]) -> bool:
         """Have each replay of the graph that is being captured ask; False where there is no more place."""
@@ -91,8 +99,9 @@ class _Device:
         return True
 
     def prepare(self, probes: Sequence[Probe]) -> None:
-        """Have the kernel loaded that asks these: into a graph goes none that is not."""
-        self._launched(*self.places.trial, ring.AT_EACH_REPLAY, probes)
+        """Have the kernel loaded that asks these, by asking: into a graph goes none that is not."""
+        if self._launch is not None:
+            self.ask(probes)
 
     def _sent(
         self, answers: Ring, slot: int, number: int, probes: Sequence[Probe], *, captured: bool = False
@@ -151,10 +160,14 @@ class LateQueue:
         self._lock = threading.RLock()
         self._devices: dict[Any, _Device] = {}
         self._waiting: dict[int, deque[_Waiting]] = {}
+        # Devices that are asked no more. Launches that are under way write to their memory, graphs that hold one may be
+        # replayed, and to give memory back takes calls of CUDA, which a fork cannot make: it is kept.
+        self._former: list[_Device] = []
         self._ends_with_process = False
         if hasattr(os, "register_at_fork"):  # not on Windows
             os.register_at_fork(after_in_child=self._in_a_fork)
 
+    @unseen
     def put(self, call: LateCall, probes: Sequence[Probe]) -> None:
         """Ask for a call, or while a graph is captured for each of its replays. Never waits and never raises."""
 
@@ -162,15 +175,16 @@ class LateQueue:
             if is_captured(probes[0].tensor):
                 device = self._devices.get(probes[0].tensor.device)
                 return device is not None and device.capture(call, probes)
-            waiting = self._device(probes).ask(call, probes)
-            if waiting is None:
+            asked = self._device(probes).ask(probes)
+            if asked is None:
                 return False
-            self._waiting.setdefault(threading.get_ident(), deque()).append(waiting)
+            self._waiting.setdefault(threading.get_ident(), deque()).append(_Waiting(call, asked.verdicts))
             return True
 
         if not self._done(call.guard, ask):
             self.unasked(call.guard)
 
+    @unseen
     def prepare(self, guard: Guard, probes: Sequence[Probe]) -> None:
         """Make ready what would ask so in a graph, where nothing can be compiled. Never waits and never raises."""
         self._done(guard, lambda: self._device(probes).prepare(probes))
@@ -210,18 +224,18 @@ class LateQueue:
         if any(device.places.has_more() for device in tuple(self._devices.values())):
             with self._lock:
                 self._collect()
-        own = self._waiting.get(threading.get_ident())
-        if not own or is_capturing():
+        thread = threading.get_ident()
+        if not self._waiting.get(thread) or is_capturing():
             return None
-        while own:
+        while True:
             with self._lock:
-                if not own or not own[0].is_answered():
+                own = self._waiting.get(thread)  # another one after `flush`, which told of what was in this
+                if not own or own[0].verdicts() is None:
                     return None
                 waiting = own.popleft()
             error = _act(waiting)
             if error is not None:
                 return error
-        return None
 
     def flush(self) -> None:
         """Wait for all that is under way, of every thread, and act on it; raises GuardError as the policy says."""
@@ -231,18 +245,30 @@ class LateQueue:
             device.wait()
         with self._lock:
             self._collect()
-            answered = [waiting for waiting in self._unread() if waiting.is_answered()]
+            answered: list[_Waiting] = []
             for thread, own in list(self._waiting.items()):
-                left = deque(waiting for waiting in own if waiting.verdicts is None)
+                left: deque[_Waiting] = deque()
+                for waiting in own:
+                    (left if waiting.verdicts() is None else answered).append(waiting)
                 self._waiting[thread] = left
                 if not left:
                     del self._waiting[thread]
-        errors = [error for waiting in answered if (error := _act(waiting)) is not None]
+        errors: list[GuardError] = []
+        warned: GuardWarning | None = None
+        for waiting in answered:
+            try:
+                error = _act(waiting)
+            except GuardWarning as warning:  # warnings are errors here, and there may be more verdicts behind this one
+                warned = warned or warning
+            else:
+                errors += [] if error is None else [error]
         if len(errors) == 1:
             raise errors[0]
         if errors:
             violations = [violation for error in errors for violation in error.violations]
             raise type(errors[0])("\n\n".join(error.message for error in errors), violations)
+        if warned is not None:
+            raise warned
 
     def end(self) -> None:
         """Tell what is left when the process ends: an error can be raised no more, and is a warning."""
@@ -257,11 +283,12 @@ class LateQueue:
         found: list[Violation] = []
         silent: list[LateCall] = []
         with self._lock:
-            for waiting in sorted(self._unread(), key=lambda waiting: (waiting.number, waiting.call.begun)):
-                if not waiting.is_answered() or waiting.verdicts is None:
+            unread = [waiting for own in self._waiting.values() for waiting in own]
+            for waiting in sorted(unread, key=lambda waiting: waiting.call.begun):
+                if (answers := waiting.verdicts()) is None:
                     silent.append(waiting.call)
                 elif not is_off():
-                    found += waiting.call.violations(waiting.verdicts, waiting.replay)
+                    found += waiting.call.violations(answers, waiting.replay)
             for device in [] if is_off() else self._devices.values():
                 for place, verdicts, replay in device.places.found(take=False):
                     found += place.call.violations(verdicts, replay)
@@ -281,31 +308,39 @@ class LateQueue:
     def forget(self) -> None:
         """Drop all that is under way; for tests."""
         with self._lock:
-            self._devices.clear()
-            self._waiting.clear()
+            self._leave()
 
     def _collect(self) -> None:
-        """Let what replays have left join what waits, for the thread that captured them; and count them."""
+        """Let what replays have left join what waits, for the thread that captured them; and count them.
+
+        That thread may be gone: of a call that waits so already, the later replays are counted only.
+        """
+        untold = {waiting.place: waiting for own in self._waiting.values() for waiting in own}
         for device in self._devices.values():
             for place in device.places.taken:
                 if (replays := place.replays()) > 0:
                     place.call.guard.reporter.values_late(place.call.guard, True, replays)
             for place, verdicts, replay in device.places.found(take=True):
-                waiting = _Waiting(place.call, device, place.call.begun, 0, [], [], verdicts, replay)
+                former = untold.get(place)
+                if former is not None and former.replay is not None:
+                    former.replay = Replay(former.replay.at, former.replay.broken + replay.broken, replay.replays)
+                    continue
+                waiting = _Waiting(place.call, partial(list, verdicts), replay, place)
                 self._waiting.setdefault(place.thread, deque()).append(waiting)
-
-    def _unread(self) -> list[_Waiting]:
-        return [waiting for own in self._waiting.values() for waiting in own]
 
     def _in_a_fork(self) -> None:
         # A thread that is not in the child may have held it; and devices answer their own process only.
         self._lock = threading.RLock()
+        self._leave()
+
+    def _leave(self) -> None:
+        self._former += self._devices.values()
         self._devices, self._waiting = {}, {}
 
 
 def _act(waiting: _Waiting) -> GuardError | None:
     """Do with the verdicts on a call what its policy says; the error to raise, if any."""
-    guard, verdicts = waiting.call.guard, waiting.verdicts or []
+    guard, verdicts = waiting.call.guard, waiting.verdicts() or []
     try:
         if waiting.replay is None:
             guard.reporter.values_late(guard, True)

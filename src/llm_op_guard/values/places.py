@@ -18,9 +18,8 @@ from llm_op_guard.values.ring import Look, Ring
 # Slots that are allocated at once, and how many there may be of one device.
 BLOCK = 1024
 MOST = 32 * BLOCK
-# The first word of a block says whether there is something to be read in it; its second slot is for launches that
-# nobody reads, which have the kernel loaded.
-_FLAG, _TRIAL = 0, 1
+# The first word of a block says whether there is something to be read in it.
+_FLAG = 0
 
 
 @dataclass(eq=False)
@@ -75,16 +74,11 @@ class Places:
         if len(self._free) < BLOCK // 2 and len(self._blocks) * BLOCK < MOST:
             block = Ring(self._device, BLOCK)
             self._blocks.append(block)
-            self._free.extend((block, slot) for slot in range(_TRIAL + 1, BLOCK))
+            self._free.extend((block, slot) for slot in range(_FLAG + 1, BLOCK))
 
     def free(self) -> tuple[Ring, int] | None:
         """A slot that nothing was launched into; None where there is no more."""
         return self._free.popleft() if self._free else None
-
-    @property
-    def trial(self) -> tuple[Ring, int]:
-        """A slot whose answers nobody reads."""
-        return self._blocks[0], _TRIAL
 
     def has_more(self) -> bool:
         """Whether a replay that broke a rule may have been kept since `found` was last asked."""

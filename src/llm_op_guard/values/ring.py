@@ -105,9 +105,11 @@ def dense(x: Any) -> Look | None:
 def number_of(bits: int, dtype: Any) -> Number:
     """The number that an element of a dtype is, by its bits."""
     import torch  # noqa: PLC0415 - only who has tensors
+    from torch.utils._python_dispatch import _disable_current_modes  # noqa: PLC0415
 
-    word = torch.tensor([bits], dtype=torch.int64, device="cpu")
-    number: Number = word.view(torch.uint8)[: dtype.itemsize].clone().view(dtype).item()
+    with _disable_current_modes():  # of the call that it is told in: fake tensors have no values
+        word = torch.tensor([bits], dtype=torch.int64, device="cpu")
+        number: Number = word.view(torch.uint8)[: dtype.itemsize].clone().view(dtype).item()
     return number
 
 

@@ -215,5 +215,3 @@ FUNCTIONS: dict[str, Any] = {
         )
     },
 }  # fmt: skip
-# Those that can share one read of a tensor, as `reads=`.
-OF_EXTREMES = ("finite", "within", "lowest", "highest", "absmax")

@@ -14,13 +14,14 @@ from typing import Any
 from llm_op_guard.contract.vocabulary import Function
 from llm_op_guard.guard.functions import numel
 from llm_op_guard.guard.memory import recall
-from llm_op_guard.guard.reading import NotApplicable, attribute, is_a, is_tensor, present
+from llm_op_guard.guard.reading import NotApplicable, attribute, is_a, is_tensor
 from llm_op_guard.install.recognise import digest_of
 from llm_op_guard.integrations.transformers.known import Code, KnownCode
 
 # Of caches: that of the layers, and that of the self-attention cache of an encoder and decoder.
 _LENGTH = {"16edc69b624341e4": Code("Cache")}
 _LENGTH_OF_FIRST = {"a0a17d0a444e2b57": Code("Cache: of the first layer, whatever it is", versions=("4.57.6",))}
+_LENGTH_OF_LAYERS = {**_LENGTH, **_LENGTH_OF_FIRST}
 _LENGTH_OF_DECODER = {"4cd35ae922fe5c2a": Code("EncoderDecoderCache", versions=("4.57.6", "5.24.0"))}
 _CAPACITY = {"ddd79ce8cd88fa8e": Code("Cache")}
 _CAPACITY_OF_DECODER = {"63966cc5c8722aa9": Code("EncoderDecoderCache")}
@@ -77,11 +78,11 @@ def cache_length(cache: Any) -> Any:
     """
     if is_a(cache, tuple | list):
         return _pairs(cache)[0][0].shape[-2]
-    cache = _of_decoder(cache, "get_seq_length", {**_LENGTH, **_LENGTH_OF_FIRST}, _LENGTH_OF_DECODER)
+    cache, code = _of_decoder(cache, "get_seq_length", _LENGTH_OF_LAYERS, _LENGTH_OF_DECODER)
     layers = _layers(cache)
     if not layers:
         return 0
-    if _digest(cache, "get_seq_length") in _LENGTH and not _is_attention(layers[0], cache, "get_seq_length"):
+    if code in _LENGTH and not _is_attention(layers[0], cache, "get_seq_length"):
         if _method(layers[0], "get_seq_length") is not None or _digest(cache, "__len__") not in _COUNT:
             raise NotApplicable
         layers = [layer for layer in layers if _is_attention(layer, cache, "get_seq_length")]
@@ -98,7 +99,7 @@ def cache_capacity(cache: Any) -> int:
     method, own, of_decoder = "get_max_length", _CAPACITY, _CAPACITY_OF_DECODER
     if _method(cache, method) is None:
         method, own, of_decoder = "get_max_cache_shape", _SHAPE, _SHAPE_OF_DECODER
-    cache = _of_decoder(cache, method, own, of_decoder)
+    cache, _ = _of_decoder(cache, method, own, of_decoder)
     found: list[int] = []
     for layer in _layers(cache):
         capacity = _answer(layer, method, _CAPACITIES)
@@ -115,7 +116,7 @@ def cache_layers(cache: Any) -> int:
     """The layers of a cache; raises NotApplicable where it makes them as they come."""
     if is_a(cache, tuple | list):
         return len(_pairs(cache))
-    cache = _of_decoder(cache, "__len__", _COUNT, _COUNT_OF_DECODER)
+    cache, _ = _of_decoder(cache, "__len__", _COUNT, _COUNT_OF_DECODER)
     if attribute(cache, "layer_class_to_replicate") is not None:
         raise NotApplicable
     return len(_layers(cache))
@@ -125,7 +126,7 @@ def cache_layers_in_use(cache: Any) -> int:
     """The layers of a cache up to the last one that holds tokens; raises NotApplicable where that is not known."""
     if is_a(cache, tuple | list):
         return len(_pairs(cache))
-    cache = _of_decoder(cache, "get_seq_length", {**_LENGTH, **_LENGTH_OF_FIRST}, _LENGTH_OF_DECODER)
+    cache, _ = _of_decoder(cache, "get_seq_length", _LENGTH_OF_LAYERS, _LENGTH_OF_DECODER)
     layers = _layers(cache)
     for count in range(len(layers), 0, -1):
         if _answer(layers[count - 1], "get_seq_length", _LENGTHS) > 0:
@@ -176,7 +177,7 @@ READERS: dict[Function, Callable[[Any], Any]] = {
 # ---------------------------------------------------------------- layers
 
 
-_Reading = tuple[Mapping[str, Code], Callable[[Any], Any]]
+_Readings = Mapping[str, Callable[[Any], Any]]
 
 
 def _grown(layer: Any) -> Any:
@@ -192,22 +193,26 @@ def _counted_on_the_device(layer: Any) -> int:
     return 0
 
 
-_LENGTHS: tuple[_Reading, ...] = (
+def _readings(*readings: tuple[Mapping[str, Code], Callable[[Any], Any]]) -> _Readings:
+    return {digest: read for code, read in readings for digest in code}
+
+
+_LENGTHS = _readings(
     (_GROWN, _grown),
     (_COUNTED, lambda layer: attribute(layer, "cumulative_length")),
     (_COUNTED_TWICE, lambda layer: attribute(layer, "cumulative_length_int")),
     (_COUNTED_ON_THE_DEVICE, _counted_on_the_device),
 )
-_CAPACITIES: tuple[_Reading, ...] = (
+_CAPACITIES = _readings(
     ({**_ENDLESS, **_ENDLESS_SHAPE}, lambda layer: -1),  # noqa: ARG005
     ({**_WINDOW, **_WINDOW_SHAPE}, lambda layer: attribute(layer, "sliding_window")),
     ({**_ROOM, **_ROOM_SHAPE}, lambda layer: attribute(layer, "max_cache_len")),
 )
 
 
-def _answer(layer: Any, method: str, readings: tuple[_Reading, ...]) -> Any:
-    digest = _digest(layer, method)
-    answer = next((read(layer) for code, read in readings if digest in code), None)
+def _answer(layer: Any, method: str, readings: _Readings) -> Any:
+    read = readings.get(_digest(layer, method))
+    answer = None if read is None else read(layer)
     if type(answer).__name__ not in ("int", "SymInt"):
         raise NotApplicable
     return answer
@@ -216,13 +221,15 @@ def _answer(layer: Any, method: str, readings: tuple[_Reading, ...]) -> Any:
 # ---------------------------------------------------------------- recognition
 
 
-def _of_decoder(cache: Any, method: str, own: Mapping[str, Code], of_decoder: Mapping[str, Code]) -> Any:
-    """The cache whose layers answer: itself, or the self-attention cache of an encoder and decoder."""
-    if _digest(cache, method) in of_decoder:
+def _of_decoder(cache: Any, method: str, own: Mapping[str, Code], of_decoder: Mapping[str, Code]) -> tuple[Any, str]:
+    """The cache whose layers answer, and the digest of its method: itself, or the self-attention cache of both."""
+    code = _digest(cache, method)
+    if code in of_decoder:
         cache = attribute(cache, "self_attention_cache")
-    if _digest(cache, method) not in own:
+        code = _digest(cache, method)
+    if code not in own:
         raise NotApplicable
-    return cache
+    return cache, code
 
 
 def _layers(cache: Any) -> list[Any]:
@@ -243,10 +250,17 @@ def _is_attention(layer: Any, cache: Any, method: str) -> bool:
 
 def _method(owner: Any, name: str) -> FunctionType | None:
     """The plain function that a class has under a name; None where the object has its own."""
-    if present(owner, name):
+    try:
+        own = owner.__dict__
+    except Exception:
+        own = None
+    if type(own) is dict and name in own:
         return None
-    found = next((cls.__dict__[name] for cls in type(owner).__mro__ if name in cls.__dict__), None)
-    return found if isinstance(found, FunctionType) else None
+    for cls in type(owner).__mro__:
+        if name in (methods := cls.__dict__):
+            found = methods[name]
+            return found if isinstance(found, FunctionType) else None
+    return None
 
 
 def _digest(owner: Any, name: str) -> str:

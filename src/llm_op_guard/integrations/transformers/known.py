@@ -10,7 +10,7 @@ from functools import cache
 from importlib import resources
 
 from llm_op_guard.contract.model import Contract
-from llm_op_guard.contract.parse import parse_stubs
+from llm_op_guard.contract.stubs import Stubs
 from llm_op_guard.install.installer import Candidate
 from llm_op_guard.install.recognise import Fingerprint, Refused, fingerprint, innermost
 from llm_op_guard.policy import Action, Policy, Setting
@@ -69,10 +69,10 @@ def contract_named(name: str, name_of_cache: str = "cache") -> Contract:
 
 
 @cache
-def _contracts(file: str, name_of_cache: str) -> dict[str, Contract]:
+def _contracts(file: str, name_of_cache: str) -> Stubs:
     path = resources.files("llm_op_guard") / "contracts" / LIBRARY / f"{file}.contract"
     text = _renamed(path.read_text(encoding="utf-8"), "cache", name_of_cache)
-    return parse_stubs(text, f"{LIBRARY}/{file}.contract")
+    return Stubs(text, f"{LIBRARY}/{file}.contract")
 
 
 def _renamed(text: str, name: str, other: str) -> str:

@@ -126,9 +126,11 @@ def makes_masks(config: Any, *names: str) -> bool:
     raise NotApplicable
 
 
+_MAKER_OF = {digest: name for name, code in _MAKERS.items() for digest in code}
+
+
 def _maker(function: Any) -> str:
-    digest = digest_of(function)
-    maker = next((name for name, code in _MAKERS.items() if digest in code), None)
+    maker = _MAKER_OF.get(digest_of(function))
     if maker is None:
         raise NotApplicable
     return maker

@@ -7,6 +7,7 @@ from Transformers 5.24.0 and 4.57.6. A program that is traced gets no answer: it
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from types import FunctionType
@@ -14,12 +15,26 @@ from typing import Any
 
 from llm_op_guard.contract.vocabulary import Function
 from llm_op_guard.guard.reading import UNSET, NotApplicable, path_value, present
-from llm_op_guard.install.recognise import Refused, digest_of, innermost
+from llm_op_guard.install.recognise import digest_of
 from llm_op_guard.integrations.transformers import forwards
 from llm_op_guard.integrations.transformers.known import Code, KnownCode
+from llm_op_guard.integrations.transformers.modules import (
+    AFTER,
+    BEFORE,
+    CALLS_OF_LAYERS,
+    class_function,
+    contents,
+    digest_in_library,
+    forward,
+    global_hooks,
+    held,
+    innermost_of_library,
+    is_of_library,
+    known_forward,
+    may_change,
+    undisturbed,
+)
 
-# What calls a layer's forward as torch does, unless it checkpoints gradients: then it drops the cache.
-_CALLS = {"54d6ed5e184d4129": Code("GradientCheckpointingLayer.__call__", versions=("4.57.6",))}
 # Bodies of rotary modules that make one angle of each position, whatever the shape of `position_ids`.
 _ROTARY = {
     "51d117f54e575d41": Code("llama and 126 others"),
@@ -62,7 +77,7 @@ KNOWN = (
     KnownCode(
         "models: calls of layers",
         r"transformers\.modeling_layers\.GradientCheckpointingLayer\.__call__",
-        _CALLS,
+        CALLS_OF_LAYERS,
         module="transformers.modeling_layers",
     ),
     KnownCode(
@@ -103,7 +118,7 @@ def embedding_width(model: Any) -> int:
     """The columns of that table; raises NotApplicable where embeddings of the caller may go another way than its."""
     decoder = _as_generated(model)
     table = _table_of_ids(decoder)
-    if not forwards.embeds_as_given(_known_forward(decoder)):
+    if not forwards.embeds_as_given(known_forward(decoder)):
         raise NotApplicable
     width, columns = path_value(table, "embedding_dim"), path_value(table, "weight", "shape", (1,))
     if not isinstance(width, int) or width != columns:
@@ -114,13 +129,13 @@ def embedding_width(model: Any) -> int:
 def takes_positions(model: Any) -> bool:
     """Whether each token's `position_ids` turn its queries and keys; raises NotApplicable where that is not known."""
     decoder = _as_generated(model)
-    function = _known_forward(decoder)
+    function = known_forward(decoder)
     rotary = path_value(decoder, "rotary_emb")
-    if _hooks(_table_of_ids(decoder), _AFTER) or _hooks(rotary, _BEFORE) or _hooks(rotary, _AFTER):
+    if may_change(_table_of_ids(decoder), AFTER) or may_change(rotary, BEFORE) or may_change(rotary, AFTER):
         raise NotApplicable
     if not forwards.rotates_positions(function) or not forwards.embeds_as_given(function):
         raise NotApplicable
-    if digest_of(_known_forward(rotary)) not in _ROTARY:
+    if digest_of(known_forward(rotary)) not in _ROTARY:
         raise NotApplicable
     return True
 
@@ -128,37 +143,45 @@ def takes_positions(model: Any) -> bool:
 def position_rows(model: Any) -> int:
     """The rows of the table in which a model looks positions up; raises NotApplicable where that is not certain."""
     decoder = _as_generated(model)
-    if not forwards.looks_positions_up(_known_forward(decoder)):
+    if not forwards.looks_positions_up(known_forward(decoder)):
         raise NotApplicable
     table = _embedding(path_value(decoder, "wpe"))
-    if _hooks(table, _AFTER) or _hooks(_table_of_ids(decoder), _AFTER):
+    if may_change(table, AFTER) or may_change(_table_of_ids(decoder), AFTER):
         raise NotApplicable
     return _rows(table)
 
 
 def decoder_layers(model: Any) -> int:
     """The layers of a decoder, each of which fills one of its cache; raises NotApplicable where that is not certain."""
-    layers, count = _layers(model), path_value(model, "config", "num_hidden_layers")
+    layers, count = _layers(model), contents(held(model, "config")).get("num_hidden_layers")
     if not layers or type(count) is not int or count != len(layers):
         raise NotApplicable
-    if not forwards.runs_every_layer(_known_forward(model)) or _global_hooks(_BEFORE):
+    if not forwards.runs_every_layer(known_forward(model)) or global_hooks(BEFORE):
         raise NotApplicable
     # Every layer may be another one, or somebody's own: here each is looked at, and each pair of classes below, once.
-    kinds: dict[tuple[int, int], tuple[Any, Any]] = {}
-    for index, layer in enumerate(layers):
-        attention = _undisturbed(layer)["_modules"].get("self_attn")
-        layer_idx = _undisturbed(attention).get("layer_idx")
+    attentions = [own["_modules"].get("self_attn") for own in undisturbed(*layers)]
+    for index, own in enumerate(undisturbed(*attentions)):
+        layer_idx = own.get("layer_idx")
         if type(layer_idx) is not int or layer_idx != index:
             raise NotApplicable
-        kinds[id(type(layer)), id(type(attention))] = layer, attention
+    kinds = dict(
+        zip(
+            zip(map(id, map(type, layers)), map(id, map(type, attentions)), strict=True),
+            zip(layers, attentions, strict=True),
+            strict=True,
+        )
+    )
     for layer, attention in kinds.values():
-        if not forwards.hands_cache_on(_known_forward(layer)):
+        if not forwards.hands_cache_on(known_forward(layer)):
             raise NotApplicable
         # One that asks for weights may leave it to the forward that it overrides.
-        _known_forward(attention)
-        asked = [_innermost(vars(cls)["forward"]) for cls in type(attention).__mro__[:-2] if "forward" in vars(cls)]
-        if not all(function and forwards.fills_its_layer(function) for function in asked):
-            raise NotApplicable
+        known_forward(attention)
+        for cls in type(attention).__mro__[:-2]:
+            if "forward" in (methods := cls.__dict__):
+                function = methods["forward"]
+                function = innermost_of_library(function) if isinstance(function, FunctionType) else None
+                if function is None or not forwards.fills_its_layer(function):
+                    raise NotApplicable
     return len(layers)
 
 
@@ -167,11 +190,11 @@ def needs_tokens(model: Any) -> bool:
     decoder = _as_generated(model)
     layer = next(iter(_layers(decoder)), None)
     attention = path_value(layer, "self_attn")
-    if _hooks(_table_of_ids(decoder), _AFTER) or _hooks(layer, _BEFORE) or _hooks(attention, _BEFORE):
+    if may_change(_table_of_ids(decoder), AFTER) or may_change(layer, BEFORE) or may_change(attention, BEFORE):
         raise NotApplicable
-    if not forwards.hands_cache_on(_known_forward(layer)):
+    if not forwards.hands_cache_on(known_forward(layer)):
         raise NotApplicable
-    if not forwards.fails_without_tokens(_known_forward(attention)):
+    if not forwards.fails_without_tokens(known_forward(attention)):
         raise NotApplicable
     return True
 
@@ -180,30 +203,27 @@ def keeps_tokens(model: Any) -> bool:
     """Whether a causal LM gives logits for each of its tokens; raises NotApplicable where that is not certain."""
     decoder = _inner(model)
     takes_positions(decoder)
-    parts = [*_undisturbed(model)["_modules"].values(), *_undisturbed(decoder)["_modules"].values(), *_layers(decoder)]
-    kinds: dict[int, Any] = {}
-    for part in parts:
-        if part is None or _is_list(part):
-            continue
-        if _undisturbed(part).get(_AFTER) and _hooks(part, _AFTER):
-            raise NotApplicable
-        kinds[id(type(part))] = part
-    if _global_hooks(_BEFORE) or _global_hooks(_AFTER):
+    parts = [part for own in undisturbed(model, decoder) for part in own["_modules"].values()] + _layers(decoder)
+    parts = [part for part in parts if part is not None and not _is_list(part)]
+    if any(own.get(AFTER) and may_change(part, AFTER) for own, part in zip(undisturbed(*parts), parts, strict=True)):
         raise NotApplicable
-    if not all(_is_of_library(_known_forward(part)) for part in kinds.values()):
+    kinds = {id(type(part)): part for part in parts}
+    if global_hooks(BEFORE) or global_hooks(AFTER):
+        raise NotApplicable
+    if not all(is_of_library(known_forward(part)) for part in kinds.values()):
         raise NotApplicable
     return True
 
 
 def label_classes(model: Any) -> int:
     """How many classes the labels of a causal LM have; raises NotApplicable where another loss may be taken."""
-    if not forwards.learns_next_tokens(_known_forward(model)) or present(model, "_loss_function"):
+    if not forwards.learns_next_tokens(known_forward(model)) or present(model, "_loss_function"):
         raise NotApplicable
     takes_positions(_inner(model))
     base = sys.modules.get("transformers.modeling_utils")
     mapping = path_value(base, "LOSS_MAPPING")
     loss = mapping.get(path_value(model, "loss_type")) if type(mapping) is dict else None
-    if digest_of(loss) not in _CAUSAL_LM_LOSS or _digest_in_library(model, "loss_function") not in _LOSS:
+    if digest_of(loss) not in _CAUSAL_LM_LOSS or digest_in_library(model, "loss_function") not in _LOSS:
         raise NotApplicable
     classes = path_value(model, "config", "vocab_size")
     if not isinstance(classes, int) or path_value(model, "vocab_size") not in (UNSET, classes):
@@ -264,7 +284,7 @@ def _as_generated(model: Any) -> Any:
     if _looks_up(model):
         return model
     inner = _inner(model)
-    if not _prepares_as_usual(model) or _hooks(model, _BEFORE):
+    if not _prepares_as_usual(model) or may_change(model, BEFORE):
         raise NotApplicable
     return inner
 
@@ -273,25 +293,25 @@ def _inner(model: Any) -> Any:
     """The decoder (`base_model_prefix`) to which a model hands token ids as they are."""
     prefix = path_value(model, "base_model_prefix")
     inner = path_value(model, prefix) if isinstance(prefix, str) and prefix else UNSET
-    if inner is UNSET or not forwards.hands_ids_on(_known_forward(model), prefix):
+    if inner is UNSET or not forwards.hands_ids_on(known_forward(model), prefix):
         raise NotApplicable
-    if _hooks(inner, _BEFORE) or not _looks_up(inner):
+    if may_change(inner, BEFORE) or not _looks_up(inner):
         raise NotApplicable
     return inner
 
 
 def _looks_up(module: Any) -> bool:
-    function = _forward(module)
+    function = forward(module)
     return function is not None and (
         forwards.table_of_ids(function) is not None or forwards.module_asked_for_table(function) is not None
     )
 
 
 def _table_of_ids(model: Any) -> Any:
-    function = _known_forward(model)
+    function = known_forward(model)
     name = forwards.table_of_ids(function)
     if name is not None:
-        return _embedding(path_value(model, *name.split(".")))
+        return _embedding(functools.reduce(held, name.split("."), model))
     path = forwards.module_asked_for_table(function)
     if path is None:
         raise NotApplicable
@@ -300,7 +320,7 @@ def _table_of_ids(model: Any) -> Any:
 
 def _input_embeddings(module: Any) -> Any:
     """What a module's `get_input_embeddings()` returns, by reading; raises NotApplicable where its code is unknown."""
-    function = _class_function(type(module), "get_input_embeddings")
+    function = class_function(type(module), "get_input_embeddings")
     if function is None or path_value(module, "get_input_embeddings") is not UNSET:
         raise NotApplicable
     child = forwards.asks_for_table_of(function)
@@ -329,14 +349,14 @@ def _child(module: Any, name: str) -> Any:
 
 
 def _embedding(table: Any) -> Any:
-    if _hooks(table, _BEFORE) or not _takes_ids_as_they_are(_known_forward(table)):
+    if may_change(table, BEFORE) or not _takes_ids_as_they_are(known_forward(table)):
         raise NotApplicable
     return table
 
 
 def _rows(table: Any) -> int:
     # The module's own count and the table's rows: either may be behind after a resize or a split over devices.
-    count, rows = path_value(table, "num_embeddings"), path_value(table, "weight", "shape", (0,))
+    count, rows = held(table, "num_embeddings"), path_value(table, "weight", "shape", (0,))
     if not isinstance(count, int) or not isinstance(rows, int):
         raise NotApplicable
     return max(count, rows)
@@ -344,134 +364,27 @@ def _rows(table: Any) -> int:
 
 def _layers(decoder: Any) -> list[Any]:
     """The modules that `self.layers` gives in order; raises NotApplicable where its class has a say in that."""
-    layers = path_value(decoder, "layers")
+    layers = held(decoder, "layers")
     if not _is_list(layers):
         raise NotApplicable
-    return list(path_value(layers, "_modules").values())
+    return list(contents(layers)["_modules"].values())
 
 
 def _is_list(module: Any) -> bool:
-    return type(module) is path_value(sys.modules.get("torch.nn.modules.container"), "ModuleList")
-
-
-# ---------------------------------------------------------------- hooks
-
-_BEFORE, _AFTER = "_forward_pre_hooks", "_forward_hooks"
-# Its hooks write down what a module returns, and return nothing.
-_OUTPUT_CAPTURING = "transformers.utils.output_capturing"
-
-
-def _hooks(module: Any, when: str) -> bool:
-    """Whether hooks may change what a module is given, or what it returns."""
-    hooks = _own(module).get(when)
-    return (
-        _global_hooks(when)
-        or not isinstance(hooks, dict)
-        or not all(
-            isinstance(hook, FunctionType) and hook.__globals__.get("__name__") == _OUTPUT_CAPTURING
-            for hook in list(hooks.values())
-        )
-    )
-
-
-def _global_hooks(when: str) -> bool:
-    """Whether there are hooks for every module."""
-    return bool(vars(sys.modules["torch.nn.modules.module"]).get(f"_global{when}"))
-
-
-def _undisturbed(module: Any) -> dict[str, Any]:
-    """What a module holds itself; raises NotApplicable where it has hooks before its forward, or a forward, of its own.
-
-    The short way for what is asked of every layer.
-    """
-    own = _own(module)
-    if type(own.get("_modules")) is not dict or own.get(_BEFORE) or "forward" in own:
-        raise NotApplicable
-    return own
-
-
-def _own(module: Any) -> dict[str, Any]:
-    """What a module holds itself, its tables among it."""
-    try:
-        own = module.__dict__
-    except Exception:
-        raise NotApplicable from None
-    if type(own) is not dict:
-        raise NotApplicable
-    return own
-
-
-# ---------------------------------------------------------------- code
-
-
-def _forward(module: Any) -> FunctionType | None:
-    """The innermost forward of a class; None where the instance has its own, or it is called in another way."""
-    if "forward" in _own(module):
-        return None
-    called = _class_attribute(type(module), "__call__")
-    if not isinstance(called, FunctionType) or not _calls_forward(called, module):
-        return None
-    return _class_function(type(module), "forward")
-
-
-def _calls_forward(called: FunctionType, module: Any) -> bool:
-    """Whether `__call__` is torch's, or does nothing else where no gradients are checkpointed."""
-    if called.__globals__.get("__name__") == "torch.nn.modules.module":
-        return True
-    return digest_of(called) in _CALLS and path_value(module, "gradient_checkpointing") is False
-
-
-def _known_forward(module: Any) -> FunctionType:
-    function = _forward(module)
-    if function is None:
-        raise NotApplicable
-    return function
-
-
-def _class_function(cls: type, name: str) -> FunctionType | None:
-    found = _class_attribute(cls, name)
-    return _innermost(found) if isinstance(found, FunctionType) else None
-
-
-def _class_attribute(cls: type, name: str) -> Any:
-    return next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
-
-
-def _innermost(function: FunctionType) -> FunctionType | None:
-    """The function within the library's decorators; None where somebody else's is around it, who may do anything."""
-    inner = innermost(function)
-    outer: Any = function
-    while outer is not inner:
-        if not isinstance(outer, FunctionType) or not _is_of_library(outer):
-            return None
-        outer = outer.__wrapped__  # type: ignore[attr-defined]
-    return None if isinstance(inner, Refused) else inner
-
-
-def _is_of_library(function: FunctionType) -> bool:
-    package, _, _ = str(function.__globals__.get("__name__")).partition(".")
-    return package in ("transformers", "torch")
+    container = sys.modules.get("torch.nn.modules.container")
+    return container is not None and type(module) is vars(container).get("ModuleList")
 
 
 def _prepares_as_usual(model: Any) -> bool:
     """Whether `generate` makes what the model is given without a word of the model's own."""
-    if _digest_in_library(model, "prepare_inputs_for_generation") not in _INPUTS:
+    if digest_in_library(model, "prepare_inputs_for_generation") not in _INPUTS:
         return False
     counts = "_prepare_position_ids_for_generation"  # Transformers 4 has none: the other counts positions, too
-    return _digest_in_library(model, counts) in _POSITIONS or not any(counts in vars(c) for c in type(model).__mro__)
-
-
-def _digest_in_library(model: Any, name: str) -> str:
-    """The digest of a method of a model's class, within decorators of the library and no others."""
-    if path_value(model, name) is not UNSET:
-        return ""
-    found = _class_attribute(type(model), name)
-    found = found.fget if isinstance(found, property) else found
-    return digest_of(_innermost(found)) if isinstance(found, FunctionType) else ""
+    return digest_in_library(model, counts) in _POSITIONS or not any(counts in vars(c) for c in type(model).__mro__)
 
 
 def _takes_ids_as_they_are(function: FunctionType) -> bool:
     """Whether an embedding's forward is torch's own, or does nothing with ids but hand them to that."""
     torchs = path_value(sys.modules.get("torch.nn"), "Embedding")
-    own = _class_function(torchs, "forward") if isinstance(torchs, type) else None
+    own = class_function(torchs, "forward") if isinstance(torchs, type) else None
     return (own is not None and function.__code__ is own.__code__) or forwards.hands_on_to_super(function)
