@@ -195,12 +195,16 @@ class Guard:
         after = plan_check(self.contract, classes, after_call=True)
         if before is not None:
             before = before.with_parameters(self.parameters)
-        accepting = None if before is None or noted else accepted_by(before)
+        accepting = None if before is None or noted else self.accepted_by(before)
         return Checks(
             _nothing if before is None else self._compiled(before, classes, noted, late, accepting),
             None if after is None else self._compiled(after, classes, noted, late, None),
             accepting if self._tally is None else None,
         )
+
+    def accepted_by(self, plan: Plan) -> Accepting | None:
+        """What accepts right calls before the check is asked, if anything does."""
+        return accepted_by(plan)
 
     def _side(self, when: Literal["entering", "leaving"], classes: Iterable[CostClass] = ()) -> Side:
         """What the ledger calls one side of the operator; a result is valid where one of these classes judges it."""
