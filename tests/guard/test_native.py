@@ -136,6 +136,17 @@ def test_huge_sizes() -> None:
         assert bool(explained(contract, arguments, ("A",))) is not (expected or False)
 
 
+def test_many_arguments() -> None:
+    names = tuple(f"x{number}" for number in range(40))
+    contract = parse_body("\n".join(f"{name}: floating[B, D] @ dev" for name in names), "operator", names)
+    right = dict.fromkeys(names, torch.ones(2, 3))
+    assert judged(contract, right) is True
+    assert judged(contract, {**right, "x39": torch.ones(2, 4)}) is False
+    names = tuple(f"x{number}" for number in range(65))
+    contract = parse_body("\n".join(f"{name}: floating[B, D] @ dev" for name in names), "operator", names)
+    assert program_of(contract) == Refused("it is too long")
+
+
 CONTRACTS = sorted(Path(str(resources.files(llm_op_guard))).glob("contracts/*/*.contract"))
 
 

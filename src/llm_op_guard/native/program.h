@@ -6,8 +6,8 @@
 
 namespace llm_op_guard {
 
-constexpr int kMostValues = 192;
-constexpr int kMostTensors = 24;
+constexpr int kMostValues = 384;
+constexpr int kMostTensors = 64;
 constexpr int kMostInstructions = 4096;
 constexpr int kArena = 128;
 constexpr int kMostKept = 32;

@@ -114,8 +114,8 @@ DEVICES = {"cpu": (1,), "cuda": (2, 10), "mps": (8,), "xpu": (14,)}
 # What torch has of others is never shown to a consumer of DLPack.
 UNSEEN_DEVICES = frozenset({"meta"})
 
-MOST_VALUES = 192
-MOST_TENSORS = 24
+MOST_VALUES = 384
+MOST_TENSORS = 64
 MOST_INSTRUCTIONS = 4096
 
 
