@@ -57,6 +57,7 @@ def ways(function: Callable[..., Any], accepting: Accepting) -> dict[str, Callab
 
 
 def main() -> None:
+    """Print what each way adds."""
     operator = rope()
     if isinstance(operator, Absent):
         sys.exit(operator.reason)

@@ -139,9 +139,11 @@ def test_huge_sizes() -> None:
 def test_many_arguments() -> None:
     names = tuple(f"x{number}" for number in range(40))
     contract = parse_body("\n".join(f"{name}: floating[B, D] @ dev" for name in names), "operator", names)
-    right = dict.fromkeys(names, torch.ones(2, 3))
-    assert judged(contract, right) is True
-    assert judged(contract, {**right, "x39": torch.ones(2, 4)}) is False
+    program = program_of(contract)
+    assert isinstance(program, Program)
+    made, right = extension.made(native, program), [torch.ones(2, 3)] * 40
+    assert native.judge(made, *right) is True
+    assert native.judge(made, *right[1:], torch.ones(2, 4)) is False
     names = tuple(f"x{number}" for number in range(65))
     contract = parse_body("\n".join(f"{name}: floating[B, D] @ dev" for name in names), "operator", names)
     assert program_of(contract) == Refused("it is too long")
