@@ -29,6 +29,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNor
 
 import llm_op_guard as og
 from llm_op_guard import api
+from llm_op_guard.guard.fast import Accepting
 from llm_op_guard.guard.guard import Guard
 
 Model = Any
@@ -42,18 +43,28 @@ BOTH: tuple[dict[str, str], ...] = ({}, {"B": "raise"})
 
 @contextmanager
 def counted(**policy: str) -> Iterator[Counter[str]]:
-    """Guards on; how often the check of each operator was run, by counting in front of every compiled check."""
+    """Guards on; how often the check of each operator was run: native yeses, and what the checks are asked."""
     ran: Counter[str] = Counter()
     compiled = Guard.checks
 
     def checks(self: Guard, classes: Any, **noting: Any) -> Any:
-        check, after = compiled(self, classes, **noting)
+        checks = compiled(self, classes, **noting)
+        name = self.contract.name.removesuffix("_cutting_masks")  # what Transformers 4 has of attention
 
         def counting(*arguments: Any) -> Any:
-            ran[self.contract.name.removesuffix("_cutting_masks")] += 1  # what Transformers 4 has of attention
-            return check(*arguments)
+            ran[name] += 1
+            return checks.before(*arguments)
 
-        return counting, after
+        if checks.accepting is None:
+            return checks._replace(before=counting)
+        accepts, program = checks.accepting
+
+        def accepting(program: Any, *arguments: Any) -> bool:
+            accepted = accepts(program, *arguments)
+            ran[name] += accepted
+            return accepted
+
+        return checks._replace(before=counting, accepting=Accepting(accepting, program))
 
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setattr(Guard, "checks", checks)
