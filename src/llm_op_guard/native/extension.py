@@ -35,10 +35,16 @@ def usable(attribute: AttributeReader, unset: object) -> ModuleType | Refused:
     if _state is None:
         with _lock:
             found = _connected(attribute, unset)
-            if isinstance(found, Refused) and "torch" not in sys.modules:
+            if isinstance(found, Refused) and _torch() is None:
                 return found
             _state = found
     return _state
+
+
+def _torch() -> Any:
+    """PyTorch, or None: while it is imported, what is needed of it may still be missing."""
+    torch: Any = sys.modules.get("torch")
+    return torch if hasattr(torch, "Tensor") and hasattr(torch, "nn") and hasattr(torch.nn, "Parameter") else None
 
 
 def _connected(attribute: AttributeReader, unset: object) -> ModuleType | Refused:
@@ -50,7 +56,7 @@ def _connected(attribute: AttributeReader, unset: object) -> ModuleType | Refuse
         return Refused(f"the extension is not built here ({error})")
     if tuple(op.name for op in Op) != extension.OPERATIONS:
         return Refused("the extension is of another version of llm-op-guard: install it anew")
-    torch = sys.modules.get("torch")
+    torch = _torch()
     if torch is None:
         return Refused("PyTorch is not loaded")
     table = getattr(torch.Tensor, TABLE, None)
@@ -79,10 +85,10 @@ def _accepts_nothing(*_: Any) -> bool:
 
 
 def _reads_plainly(cls: type) -> bool:
-    """Whether the attributes of a class's objects lie in a dict that nothing stands in front of."""
+    """Whether a class's objects are of that class for everybody, with attributes in a dict that nothing hides."""
     for base in cls.__mro__:
         own = vars(base)
-        if "__getattribute__" in own and base is not object:
+        if base is not object and ("__getattribute__" in own or "__class__" in own):
             return False
         if "__dict__" in own and not isinstance(own["__dict__"], GetSetDescriptorType):
             return False

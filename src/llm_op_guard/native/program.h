@@ -7,7 +7,7 @@
 namespace llm_op_guard {
 
 constexpr int kMostValues = 192;
-constexpr int kMostTensors = 24;
+constexpr int kMostTensors = 24;  // the loader counts them in 32 bits
 constexpr int kMostInstructions = 4096;
 constexpr int kArena = 128;
 constexpr int kMostKept = 32;
@@ -16,9 +16,9 @@ struct Instruction {
   int32_t op, a, b, c;
 };
 
-// Where an attribute of objects of one class is read.
+// What an instruction has learnt of the class whose object it met last.
 struct Reader {
-  PyTypeObject* type;  // owned
+  PyObject* type;  // a weak reference: a class may hold the guarded function, and with it this program
   bool plainly;
 };
 

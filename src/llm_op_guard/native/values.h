@@ -12,8 +12,9 @@
 
 namespace llm_op_guard {
 
-// What a call comes to. An operation that comes to nothing goes on.
-enum Answer { kNo = 0, kYes = 1, kCannot = 2, kGoOn = 3 };
+// What a call comes to. An operation that comes to nothing goes on. Raised is what may not be kept from the caller, a
+// KeyboardInterrupt for one: it is set as Python's error.
+enum Answer { kNo = 0, kYes = 1, kCannot = 2, kGoOn = 3, kRaised = 4 };
 
 enum Tag : int32_t { kAbsent, kInt, kFloat, kBool, kNone, kText, kSizes, kDtype, kDevice, kObject };
 
