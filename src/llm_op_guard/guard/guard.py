@@ -35,7 +35,7 @@ from llm_op_guard.guard.run_time import operator as run_time_operator
 from llm_op_guard.guard.source import CheckSource, check_source
 from llm_op_guard.guard.traced import Local, comptime, constant, is_whole_program, may_break_graph, teller
 from llm_op_guard.guard.violation import Violation
-from llm_op_guard.policy import CLASSES, Action, Policy, current
+from llm_op_guard.policy import CLASSES, Action, Policy, current, native_wanted
 
 logger = logging.getLogger("llm_op_guard")
 
@@ -148,6 +148,7 @@ class Guard:
             full = self.checks(wanted, noted=noted, late=late)
             self._checks[key] = Checks(*in_turn(full[:2], fewer[:2], self._pace.is_due, is_tracing))
         elif key not in self._checks:
+            native_wanted()  # elements are read natively, too, and within a call it is too late for a PolicyError
             interpreted = is_interpreted(self.contract)
             made = self._interpreted(wanted, noted) if interpreted else self._generated(wanted, noted, late)
             if asking and self._ask is not None:
