@@ -6,6 +6,7 @@ import gc
 import weakref
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace as Box
 from typing import Any
 
 import pytest
@@ -156,6 +157,15 @@ def test_huge_sizes() -> None:
         arguments = {**dict.fromkeys(PARAMETERS), "result": None, "x": x}
         assert judged(contract, arguments) is expected
         assert bool(explained(contract, arguments, ("A",))) is not (expected or False)
+
+
+def test_many_attributes() -> None:
+    names = [f"n{number}" for number in range(60)]
+    contract = parse_body("\n".join(f"require(box.{name} == 1)" for name in names), "operator", PARAMETERS)
+    arguments: dict[str, Any] = {**dict.fromkeys(PARAMETERS), "result": None, "box": Box(**dict.fromkeys(names, 1))}
+    assert judged(contract, arguments) is True
+    arguments["box"].n59 = 2
+    assert judged(contract, arguments) is False
 
 
 CONTRACTS = sorted(Path(str(resources.files(llm_op_guard))).glob("contracts/*/*.contract"))

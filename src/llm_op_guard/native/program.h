@@ -10,7 +10,6 @@ constexpr int kMostValues = 192;
 constexpr int kMostTensors = 24;  // the loader counts them in 32 bits
 constexpr int kMostInstructions = 4096;
 constexpr int kArena = 128;
-constexpr int kMostKept = 32;
 
 struct Instruction {
   int32_t op, a, b, c;
@@ -63,7 +62,7 @@ struct Frame {
   Value values[kMostValues];
   Tensor tensors[kMostTensors];
   int64_t arena[kArena];
-  PyObject* kept[kMostKept];
+  PyObject* kept[kMostValues];  // what a plan reads goes each into a value of its own
   int arena_used = 0, kept_count = 0;
 
   ~Frame() {

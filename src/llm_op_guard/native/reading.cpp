@@ -63,7 +63,7 @@ Answer looked_up(PyObject* dict, PyObject* key, PyObject*& found) {
 
 // Keeps a reference until the program has run.
 Answer keep(Frame& frame, PyObject* owned, Value& into) {
-  if (frame.kept_count == kMostKept) {
+  if (frame.kept_count == kMostValues) {
     Py_DECREF(owned);
     return kCannot;
   }
