@@ -100,7 +100,7 @@ PyMethodDef functions[] = {
     {"judge", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(judge)), METH_FASTCALL,
      "judge(program, *arguments): True for yes, False for no, None where it cannot be told."},
     {"extremes", extremes, METH_O,
-     "extremes(tensor): (lowest, highest) of a small one in the CPU's memory, both NaN where an element is; else None."},
+     "extremes(tensor): (lowest, highest) of a small one in the CPU's memory, both NaN where one is; else None."},
     {"connect", connect, METH_VARARGS, "connect(tensor, parameter, size, table, attribute, unset, reads_plainly)"},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -212,7 +212,9 @@ void program_dealloc(PyObject* self) {
   delete[] program.instructions;
   delete[] program.readers;
   delete[] program.made;
-  for (int32_t i = 0; program.numbers != nullptr && i < program.constant_count; i++) delete[] program.numbers[i].numbers;
+  for (int32_t i = 0; program.numbers != nullptr && i < program.constant_count; i++) {
+    delete[] program.numbers[i].numbers;
+  }
   delete[] program.numbers;
   Py_XDECREF(program.constants);
   Py_XDECREF(program.names);

@@ -1,5 +1,7 @@
 #include "reading.h"
 
+#include "operations.h"
+
 namespace llm_op_guard {
 
 Connection connection;
@@ -165,7 +167,6 @@ int64_t device_number(DLDevice device) {
   return (static_cast<int64_t>(device.device_type) << 32) | static_cast<uint32_t>(index);
 }
 
-// What stands in arithmetic and comparisons. Tensors do not: the rule has nothing to say of the call then.
 Answer plain(Frame& frame, const Value& from, Value& into) {
   if (from.tag != kObject) {
     into = from;
@@ -197,8 +198,6 @@ Answer plain(Frame& frame, const Value& from, Value& into) {
   return kGoOn;
 }
 
-// An attribute as `reading.optional_attribute` reads it: from the dict of an instance, from the tables of nn.Module;
-// that function is asked for anything else.
 Answer read(Frame& frame, Reader& reader, const Value& owner, PyObject* name, Value& into) {
   if (is_nothing(owner)) {
     into = absent();
@@ -227,7 +226,6 @@ Answer read(Frame& frame, Reader& reader, const Value& owner, PyObject* name, Va
   return kGoOn;
 }
 
-// An item of a plain dict, list or tuple.
 Answer item(Frame& frame, const Value& owner, PyObject* key, Value& into) {
   into = absent();
   if (is_nothing(owner)) return kGoOn;
@@ -251,16 +249,15 @@ Answer item(Frame& frame, const Value& owner, PyObject* key, Value& into) {
   return keep(frame, found, into);
 }
 
-// Whether a scalar is of a declared kind; kCannot for classes of which only Python knows.
 Answer is_kind(PyObject* o, int32_t kind) {
-  if (kind == 0) return o == Py_None ? kYes : kNo;
+  if (kind == kNothing) return o == Py_None ? kYes : kNo;
   bool is_int = PyLong_CheckExact(o) || PyBool_Check(o);
   switch (kind) {
-    case 1: if (is_int) return kYes; break;
-    case 2: if (is_int || PyFloat_CheckExact(o)) return kYes; break;
-    case 3: if (PyBool_Check(o)) return kYes; break;
-    case 4: if (PyUnicode_CheckExact(o)) return kYes; break;
-    case 5: if (PyDict_CheckExact(o)) return kYes; break;
+    case kInteger: if (is_int) return kYes; break;
+    case kReal: if (is_int || PyFloat_CheckExact(o)) return kYes; break;
+    case kBoolean: if (PyBool_Check(o)) return kYes; break;
+    case kString: if (PyUnicode_CheckExact(o)) return kYes; break;
+    case kMapping: if (PyDict_CheckExact(o)) return kYes; break;
     default: return kCannot;
   }
   PyTypeObject* type = Py_TYPE(o);

@@ -55,7 +55,6 @@ inline bool is_whole(const Value& value) { return value.tag == kInt || value.tag
 
 inline bool has(int64_t set, int64_t member) { return member >= 0 && member < 63 && ((set >> member) & 1) != 0; }
 
-
 // The integer of an exact Python int; kCannot where it takes more than 64 bits.
 Answer integer_of(PyObject* from, int64_t& into);
 
