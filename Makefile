@@ -32,8 +32,8 @@ help:
 	@echo "make lint    ruff, fmt and check of contracts   make format  apply what can be applied"
 	@echo "make browser the pages of reports in Chromium"
 	@echo "make triton  the Triton kernel in its interpreter, and compiled for sm_80, sm_90 and sm_100, without a GPU"
+	@echo "make types   mypy --strict                      make bench   what guards cost here: docs/benchmarks.md"
 	@echo "make sanitize    the native checks under the address and undefined-behaviour sanitizers, without PyTorch"
-	@echo "make types   mypy --strict                      make bench   the benchmarks"
 	@echo "make bench-values    what it costs to look at every element of a tensor"
 	@echo "make docs    write the generated parts anew     make clean   remove .venv and caches"
 	@echo "make test-transformers-4    the tests of the Transformers contracts with Transformers $(TRANSFORMERS_4)"
@@ -98,11 +98,9 @@ format: $(READY)
 types: $(READY)
 	@$(BIN)/mypy --strict
 
-bench: $(READY)
-	@$(BIN)/python benchmarks/rope_class_a.py
-	@$(BIN)/python benchmarks/patching.py
-	@$(BIN)/python benchmarks/decode_step.py
-	@$(BIN)/python benchmarks/ledger.py
+# For example: make bench BENCH="--json bench.json --plots docs/benchmarks"
+bench: $(VENV)/.bench
+	@$(BIN)/python -m llm_op_guard bench $(BENCH)
 
 bench-values: $(READY)
 	@$(BIN)/python benchmarks/values.py
@@ -135,6 +133,11 @@ $(READY): pyproject.toml constraints-dev.txt $(NATIVE)
 	@$(BIN)/python -m pip install --quiet --constraint constraints-dev.txt --editable '.[dev,transformers]'
 	@touch $(READY)
 	@echo "$(VENV) is ready"
+
+# What is timed beside guards, and what draws.
+$(VENV)/.bench: $(READY)
+	@$(BIN)/python -m pip install --quiet --constraint constraints-dev.txt --editable '.[bench]'
+	@touch $@
 
 # What drives the Chromium that is installed: apt-get install chromium.
 $(VENV)/.browser: $(READY)

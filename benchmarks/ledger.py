@@ -12,23 +12,28 @@ from __future__ import annotations
 
 import argparse
 import platform
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import repeat
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import torch
 import transformers
-from decode_step import LLAMAS, decoding
-from rope_class_a import bare, shipped_contract
 
 import llm_op_guard as og
+from llm_op_guard.benching import model
+from llm_op_guard.benching.operators import Operator, rope
 
 VARIANTS = ("unguarded", "guarded", "tracked")
 CALLS = 100
-STEPS = 5
+VOCABULARY = 1024
+LLAMAS = {
+    "tiny": model.TINY,
+    "small": {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 16, "num_attention_heads": 16},
+}
 
 
 def rounds_of(timed: Callable[[str], float], rounds: int) -> list[dict[str, float]]:
@@ -46,10 +51,10 @@ def rounds_of(timed: Callable[[str], float], rounds: int) -> list[dict[str, floa
     return found
 
 
-def rotary(function: Callable[..., Any]) -> Callable[[str], float]:
+def rotary(operator: Operator, function: Callable[..., Any]) -> Callable[[str], float]:
     """Seconds of a call of the function, with the shipped contract of the rotary embedding in front of it."""
-    guarded = og.guard(shipped_contract())(function)
-    arguments = (torch.randn(2, 4, 8, 16), torch.randn(2, 2, 8, 16), torch.randn(1, 8, 16), torch.randn(1, 8, 16))
+    guarded = og.guard(operator.contract)(function)
+    arguments = operator.arguments
 
     @torch.no_grad()
     def timed(variant: str) -> float:
@@ -65,12 +70,14 @@ def rotary(function: Callable[..., Any]) -> Callable[[str], float]:
 
 def step(config: dict[str, int]) -> Callable[[str], float]:
     """Seconds of a decode step of a Llama with that configuration."""
-    decode = decoding(config)
+    with torch.no_grad():
+        prompt = torch.randint(3, VOCABULARY, (1, model.PROMPT))
+        decode = model.decoding(model.llama(VOCABULARY, config), prompt)
 
+    @torch.no_grad()
     def timed(variant: str) -> float:
         with nullcontext() if variant == "unguarded" else og.installed("transformers"):
-            decode(1)
-            return decode(STEPS, time.thread_time)
+            return mean(step.processor for step in decode())
 
     return timed
 
@@ -85,11 +92,12 @@ def main() -> None:
     print(f"Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}\n")
     print("| what is timed | unguarded, µs | guarded, µs | tracked, µs | tracked / guarded |")
     print("| --- | ---: | ---: | ---: | ---: |")
-    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
-
+    operator = rope()
+    if not isinstance(operator, Operator):
+        sys.exit(operator.reason)
     cases = {
-        "a rotary embedding that does nothing": (rotary(bare), options.rounds),
-        "`apply_rotary_pos_emb` of Llama": (rotary(apply_rotary_pos_emb), options.rounds),
+        "a rotary embedding that does nothing": (rotary(operator, operator.bare), options.rounds),
+        "`apply_rotary_pos_emb` of Llama": (rotary(operator, operator.real), options.rounds),
         **{f"a decode step of a {name} Llama": (step(config), options.rounds // 8) for name, config in LLAMAS.items()},
     }
     for name, (timed, rounds) in cases.items():

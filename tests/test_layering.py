@@ -36,6 +36,7 @@ STAGES = [
     "catalogue",
     "injecting",
     "replaying",
+    "benching",
     "testing",
     "run",
     "seeking",

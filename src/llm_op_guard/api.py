@@ -29,10 +29,9 @@ from llm_op_guard.install.callables import operation as operation_of
 from llm_op_guard.install.installer import Candidate, Installer, Integration, Report
 from llm_op_guard.install.operation import GUARDED, Operation, no_parameters
 from llm_op_guard.install.site import Refusal, Site
-from llm_op_guard.install.tracing import let_dynamo_pass
+from llm_op_guard.install.tracing import Follower
 from llm_op_guard.integrations import torch as _torch
 from llm_op_guard.integrations import transformers as _transformers
-from llm_op_guard.native import extension
 from llm_op_guard.policy import (
     CLASSES,
     INSTALL_VARIABLE,
@@ -72,7 +71,6 @@ _installers: dict[str, Installer] = {}
 for _name, _function in {**verdicts.FUNCTIONS, **texts.FUNCTIONS}.items():
     functions.register(_name, _function, locate.LOCATORS.get(_name))
 _transformers.register()
-extension.when_connected.append(let_dynamo_pass)
 
 
 class _Tally:
@@ -316,6 +314,7 @@ def install(*libraries: str) -> Report:
         raise InstallError(f"name the libraries to guard; known: {', '.join(_INTEGRATIONS)}")
     _check_known(libraries)
     _read_surroundings()
+    _native_follower.expect_torch()
     for library in libraries:
         if library not in _installers:
             _installers[library] = Installer(_INTEGRATIONS[library](), _guard_for)
@@ -409,6 +408,7 @@ def _adjust() -> None:
 
 
 on_change(_adjust)
+_native_follower = Follower(_adjust)
 # Guards may have been off for a while: what was remembered about objects need not be so any more.
 on_change(memory.forget_all)
 

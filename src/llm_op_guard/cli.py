@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llm_op_guard import __version__, catalogue, checking, demo, doctor, formatting, injecting, replaying, run, seeking
+from llm_op_guard.benching import command as benching
 from llm_op_guard.errors import LlmOpGuardError
 from llm_op_guard.policy import OFF, Policy, current
 from llm_op_guard.report import digest
@@ -112,6 +113,15 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(command=_contracts)
 
     _add_proof(commands)
+
+    command = commands.add_parser("bench", help="what guards cost here, beside checks by hand and other libraries")
+    command.add_argument("--quick", action="store_true", help="a sample in seconds, to see that it runs")
+    command.add_argument(
+        "--threads", type=_positive, default=1, metavar="N", help="threads of torch (default: %(default)s)"
+    )
+    command.add_argument("--json", dest="json_file", metavar="FILE", help="write all that was found as JSON")
+    command.add_argument("--plots", dest="plots_folder", metavar="FOLDER", help="draw it, into PNG files there")
+    command.set_defaults(command=_bench)
 
     command = commands.add_parser("report", help="what the files of `run --record` and LLM_OP_GUARD_RECORD say")
     command.add_argument("--json", dest="as_json", action="store_true", help="as JSON, for programs")
@@ -228,6 +238,17 @@ def _replay(arguments: argparse.Namespace) -> int:
         as_script=arguments.as_script,
     )
     return OK if replaying.main(Terminal(sys.stdout), Terminal(sys.stderr), wanted) else FAILED
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    wanted = benching.Wanted(
+        quick=arguments.quick,
+        threads=arguments.threads,
+        json_file=arguments.json_file,
+        plots_folder=arguments.plots_folder,
+    )
+    benching.main(Terminal(sys.stdout), Terminal(sys.stderr), wanted)
+    return OK
 
 
 def _positive(text: str) -> int:

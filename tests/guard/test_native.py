@@ -168,6 +168,19 @@ def test_many_attributes() -> None:
     assert judged(contract, arguments) is False
 
 
+def test_many_arguments() -> None:
+    names = tuple(f"x{number}" for number in range(40))
+    contract = parse_body("\n".join(f"{name}: floating[B, D] @ dev" for name in names), "operator", names)
+    program = program_of(contract)
+    assert isinstance(program, Program)
+    made, right = extension.made(native, program), [torch.ones(2, 3)] * 40
+    assert native.judge(made, *right) is True
+    assert native.judge(made, *right[1:], torch.ones(2, 4)) is False
+    names = tuple(f"x{number}" for number in range(65))
+    contract = parse_body("\n".join(f"{name}: floating[B, D] @ dev" for name in names), "operator", names)
+    assert program_of(contract) == Refused("it is too long")
+
+
 CONTRACTS = sorted(Path(str(resources.files(llm_op_guard))).glob("contracts/*/*.contract"))
 
 

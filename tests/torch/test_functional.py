@@ -139,6 +139,7 @@ def test_off_gives_the_builtin_back() -> None:
     assert all(guarded(call) for call in BAD.values())
     og.disable()
     assert F.scaled_dot_product_attention is BUILTIN
+    assert vars(stand_in)["_guarded_call"] is BUILTIN, "who holds it calls the builtin, and nothing besides"
     og.enable()
     assert F.scaled_dot_product_attention is stand_in
     assert guarded(bad_attention)

@@ -22,6 +22,7 @@ ALSO_4 = {
 _CACHE = "the cache has another name there: test_version_4_models.py"
 _MASKS = "masks that are too short are padded there: test_version_4_models.py"
 NOT_IN_4 = {
+    "test_a_cache_of_the_same_model_with_fewer_layers_since": _CACHE,
     "test_no_more_compilations_automatic[static cache]": "Dynamo fails on it, unguarded",
     "test_meta_model": "it fails there, unguarded",
     "test_jit_trace": "it fails there, unguarded",

@@ -20,7 +20,7 @@ from llm_op_guard.guard.compile import compile_check
 from llm_op_guard.guard.context import all_arguments, any_beyond
 from llm_op_guard.guard.deferred import Deferred
 from llm_op_guard.guard.explain import explain
-from llm_op_guard.guard.fast import Accepting, accepted_by
+from llm_op_guard.guard.fast import Accepting, accepted_by, usable
 from llm_op_guard.guard.interpret import InterpretedCheck, is_interpreted
 from llm_op_guard.guard.late import LateRules, late_rule
 from llm_op_guard.guard.ledger import Side, count_call, entering, leaving
@@ -35,6 +35,7 @@ from llm_op_guard.guard.run_time import operator as run_time_operator
 from llm_op_guard.guard.source import CheckSource, check_source
 from llm_op_guard.guard.traced import Local, comptime, constant, is_whole_program, may_break_graph, teller
 from llm_op_guard.guard.violation import Violation
+from llm_op_guard.native.program import Refused
 from llm_op_guard.policy import CLASSES, Action, Policy, current, native_wanted
 
 logger = logging.getLogger("llm_op_guard")
@@ -110,7 +111,7 @@ class Guard:
             parameters = whole.parameters if whole is not None else ()
         self.parameters = parameters
         self._pace = Pace(defaults, self.names, lambda judged: reporter.values_judged(self, judged))
-        self._checks: dict[tuple[frozenset[CostClass], bool, bool, bool, bool], Checks] = {}
+        self._checks: dict[tuple[frozenset[CostClass], bool, bool, bool, bool, bool], Checks] = {}
         self._failed_inside = False
 
     @property
@@ -142,7 +143,8 @@ class Guard:
         # Class B rules use the symbols that class A statements bind, so A is always compiled in.
         wanted = frozenset({"A", *classes})
         asking = in_calls() and self._ask is not None
-        key = (wanted, noted, asking, paced, late)
+        native = not isinstance(usable(), Refused)
+        key = (wanted, noted, asking, paced, late, native)
         if key not in self._checks and paced and (without := self._lean()) is not None:
             fewer = without.checks(wanted, noted=noted, late=late)
             full = self.checks(wanted, noted=noted, late=late)
@@ -194,12 +196,16 @@ class Guard:
         after = plan_check(self.contract, classes, after_call=True)
         if before is not None:
             before = before.with_parameters(self.parameters)
-        accepting = None if before is None or noted else accepted_by(before)
+        accepting = None if before is None or noted else self.accepted_by(before)
         return Checks(
             _nothing if before is None else self._compiled(before, classes, noted, late, accepting),
             None if after is None else self._compiled(after, classes, noted, late, None),
             accepting if self._tally is None else None,
         )
+
+    def accepted_by(self, plan: Plan) -> Accepting | None:
+        """What accepts right calls before the check is asked, if anything does."""
+        return accepted_by(plan)
 
     def _side(self, when: Literal["entering", "leaving"], classes: Iterable[CostClass] = ()) -> Side:
         """What the ledger calls one side of the operator; a result is valid where one of these classes judges it."""

@@ -22,7 +22,10 @@ logger = logging.getLogger("llm_op_guard")
 
 
 class _BuiltinStandIn(StandIn):
-    """Equal to what it stands for: who looks a function up in a table of theirs finds it under either."""
+    """Equal to what it stands for: who looks a function up in a table of theirs finds it under either.
+
+    While nothing is checked, who holds it calls the builtin through it, and nothing besides.
+    """
 
     def __eq__(self, other: object) -> bool:
         return other is self or other is self.__wrapped__
@@ -45,6 +48,7 @@ class Replaced:
     def __init__(self, home: ModuleType, name: str, builtin: Callable[..., Any]) -> None:
         self.builtin = builtin
         self.stand_in: Any = None
+        self.front: Any = None
         self._home = home
         self._name = name
         self._on = False
@@ -55,6 +59,7 @@ class Replaced:
         """Put the stand-in there, or the builtin; False when somebody else's is there, which is left alone."""
         with self._lock:
             self._on = on
+            vars(self.stand_in)["_guarded_call"] = self.front if on else self.builtin
             return self._aside > 0 or self._swap()
 
     def __enter__(self) -> None:
@@ -84,7 +89,7 @@ class BuiltinSite(Site):
     def __init__(self, place: Replaced, front: FunctionType, guard: Guard, signature: inspect.Signature) -> None:
         super().__init__(front, guard, Binding(signature, guard.parameters, guard.operator))
         self._place = place
-        place.stand_in = _BuiltinStandIn(place.builtin, front)
+        place.front, place.stand_in = front, _BuiltinStandIn(place.builtin, front)
 
     def adjust(self) -> None:
         """As for any site; the builtin itself is there while the policy has nothing switched on."""

@@ -7,12 +7,13 @@ import threading
 from dataclasses import dataclass
 from types import FunctionType
 
-from llm_op_guard.guard import ledger
+from llm_op_guard.guard import fast, ledger
 from llm_op_guard.guard.asked import in_calls
 from llm_op_guard.guard.guard import Guard
 from llm_op_guard.guard.late import has_devices, noting
 from llm_op_guard.install.binding import PACKED, Binding
 from llm_op_guard.install.patch import Patch
+from llm_op_guard.native.program import Refused
 from llm_op_guard.policy import CLASSES, Setting, Time, anywhere, switched_on
 
 logger = logging.getLogger("llm_op_guard")
@@ -34,7 +35,7 @@ class Site:
         self.patch = Patch(function, guard.parameters if binding is None else PACKED)
         self._binding = binding
         self._classes: frozenset[str] = frozenset()
-        self._ways = (False, False, False, False)
+        self._ways = (False, False, False, False, False)
         self._lock = threading.Lock()
 
     @property
@@ -50,7 +51,8 @@ class Site:
             settings = [policy.B for policy in policies if policy.B is not None]
             noted, paced = ledger.is_on(), any(setting.is_paced for setting in settings)
             late = not noted and "B" in classes and self._tells_late(settings)
-            ways = (noted, paced, in_calls(), late)
+            native = not isinstance(fast.usable(), Refused)
+            ways = (noted, paced, in_calls(), late, native)
             if classes == self._classes and ways == self._ways:
                 return
             self._classes, self._ways = classes, ways

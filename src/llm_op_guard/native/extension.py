@@ -17,12 +17,15 @@ AttributeReader = Callable[[Any, str], Any]
 
 TABLE = "__dlpack_c_exchange_api__"
 
-# Called when the extension has been connected: whoever learns of later imports lets Dynamo pass then.
+# Called when the extension is wanted before PyTorch is there, and when it has been connected.
+when_awaited: list[Callable[[], None]] = []
 when_connected: list[Callable[[], None]] = []
 
 _lock = threading.RLock()
 _state: ModuleType | Refused | None = None
 _dynamo_passes = False
+# What somebody saw come to its end, before the import system says so.
+_seen_loaded: set[str] = set()
 
 
 def usable(attribute: AttributeReader, unset: object) -> ModuleType | Refused:
@@ -32,22 +35,35 @@ def usable(attribute: AttributeReader, unset: object) -> ModuleType | Refused:
     `nn.Module`. Asked again once PyTorch is loaded; every other answer stays.
     """
     global _state  # noqa: PLW0603 - one extension in a process
-    if _state is None:
-        with _lock:
-            found = _connected(attribute, unset)
-            if isinstance(found, Refused) and _torch() is None:
-                return found
-            _state = found
-    return _state
+    if _state is not None:
+        return _state
+    with _lock:
+        found = _found()
+        if isinstance(found, ModuleType):
+            if not is_loaded("torch"):
+                for callback in when_awaited:
+                    callback()
+                return Refused("PyTorch is not loaded")
+            found = _connected(found, attribute, unset)
+        _state = found
+    if isinstance(found, ModuleType):
+        for callback in when_connected:
+            callback()
+    return found
 
 
-def _torch() -> Any:
-    """PyTorch, or None: while it is imported, what is needed of it may still be missing."""
-    torch: Any = sys.modules.get("torch")
-    return torch if hasattr(torch, "Tensor") and hasattr(torch, "nn") and hasattr(torch.nn, "Parameter") else None
+def is_loaded(name: str) -> bool:
+    """Whether a module has been imported, to its end."""
+    module = sys.modules.get(name)
+    return name in _seen_loaded or (module is not None and not getattr(module.__spec__, "_initializing", False))
 
 
-def _connected(attribute: AttributeReader, unset: object) -> ModuleType | Refused:
+def note_loaded(name: str) -> None:
+    """Say that a module has been imported to its end."""
+    _seen_loaded.add(name)
+
+
+def _found() -> ModuleType | Refused:
     if not native_wanted():
         return Refused("LLM_OP_GUARD_NATIVE=0")
     try:
@@ -56,9 +72,11 @@ def _connected(attribute: AttributeReader, unset: object) -> ModuleType | Refuse
         return Refused(f"the extension is not built here ({error})")
     if tuple(op.name for op in Op) != extension.OPERATIONS:
         return Refused("the extension is of another version of llm-op-guard: install it anew")
-    torch = _torch()
-    if torch is None:
-        return Refused("PyTorch is not loaded")
+    return extension
+
+
+def _connected(extension: ModuleType, attribute: AttributeReader, unset: object) -> ModuleType | Refused:
+    torch = sys.modules["torch"]
     table = getattr(torch.Tensor, TABLE, None)
     if table is None:
         return Refused(f"PyTorch {torch.__version__} has no table of functions for DLPack (torch.Tensor.{TABLE})")
@@ -66,18 +84,17 @@ def _connected(attribute: AttributeReader, unset: object) -> ModuleType | Refuse
         extension.connect(torch.Tensor, torch.nn.Parameter, torch.Size, table, attribute, unset, _reads_plainly)
     except ValueError as error:
         return Refused(f"PyTorch {torch.__version__}: {error}")
-    for callback in when_connected:
-        callback()
     return extension
 
 
 def let_dynamo_pass() -> None:
-    """Tell Dynamo, where it is loaded, that a program which is traced accepts nothing: the Python check is traced."""
-    extension = sys.modules.get("llm_op_guard.native._check")
-    if extension is not None and "torch._dynamo" in sys.modules:
-        sys.modules["torch"].compiler.substitute_in_graph(extension.accepts, skip_signature_check=True)(
-            _accepts_nothing
-        )
+    """Tell Dynamo, which is loaded, that a program accepts nothing: the Python check is traced instead."""
+    global _dynamo_passes  # noqa: PLW0603 - Dynamo keeps what it is told for good
+    with _lock:
+        if not _dynamo_passes and isinstance(_state, ModuleType):
+            traced_as = sys.modules["torch"].compiler.substitute_in_graph(_state.accepts, skip_signature_check=True)
+            traced_as(_accepts_nothing)
+            _dynamo_passes = True
 
 
 def _accepts_nothing(*_: Any) -> bool:

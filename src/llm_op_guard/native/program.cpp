@@ -46,17 +46,17 @@ const char* misfit(const Program& program, const Value* made, Py_ssize_t constan
 // Whether every tensor is loaded before it is read, on every way through the program: jumps go forward only.
 bool loads_first(const Program& program) {
   bool sound = true;
-  uint32_t loaded[kMostInstructions];
-  for (int32_t i = 0; i < program.length; i++) loaded[i] = UINT32_MAX;
+  uint64_t loaded[kMostInstructions];
+  for (int32_t i = 0; i < program.length; i++) loaded[i] = UINT64_MAX;
   loaded[0] = 0;
   for (int32_t i = 0; i < program.length && sound; i++) {
     const Instruction& ins = program.instructions[i];
     const char* kinds = operands_of(ins.op);
     const int32_t operands[] = {ins.a, ins.b, ins.c};
-    uint32_t known = loaded[i], after = known;
+    uint64_t known = loaded[i], after = known;
     for (int k = 0; k < 3; k++) {
       if (kinds[k] == 'x' && ((known >> operands[k]) & 1) == 0) sound = false;
-      if (kinds[k] == 'X') after |= uint32_t{1} << operands[k];
+      if (kinds[k] == 'X') after |= uint64_t{1} << operands[k];
     }
     for (int k = 0; k < 3; k++) {
       // A jump from TENSOR has not loaded; absence is met after ON_ABSENT, which knows what was loaded by then.

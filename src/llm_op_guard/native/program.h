@@ -6,8 +6,8 @@
 
 namespace llm_op_guard {
 
-constexpr int kMostValues = 192;
-constexpr int kMostTensors = 24;  // the loader counts them in 32 bits
+constexpr int kMostValues = 384;
+constexpr int kMostTensors = 64;  // the loader counts them in 64 bits
 constexpr int kMostInstructions = 4096;
 constexpr int kArena = 128;
 

@@ -111,8 +111,8 @@ UNCERTAIN_DTYPES = frozenset({"int8", "uint8"})
 # The DLPack device types that a device of PyTorch may be.
 DEVICES = {"cpu": (1,), "cuda": (2, 10), "mps": (8,), "xpu": (14,)}
 
-MOST_VALUES = 192
-MOST_TENSORS = 24
+MOST_VALUES = 384
+MOST_TENSORS = 64
 MOST_INSTRUCTIONS = 4096
 
 

@@ -1,0 +1,1 @@
+"""The program behind `llm-op-guard bench`: what guards cost, and what else would cost; docs/benchmarks.md."""
