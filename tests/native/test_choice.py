@@ -60,6 +60,21 @@ def test_an_older_torch_has_no_table() -> None:
     assert "has no table of functions for DLPack" in found or "is not built here" in found
 
 
+@pytest.mark.parametrize("mock", ["unittest.mock.MagicMock()", "types.ModuleType('torch')"])
+@pytest.mark.parametrize("native", ["0", "1"])
+def test_a_stand_in_for_torch_lets_guards_be_made(mock: str, native: str) -> None:
+    body = "x: floating[B]\ny: floating[B]"
+    program = f"""
+import sys, types, unittest.mock
+sys.modules["torch"] = {mock}
+import llm_op_guard as og
+print(og.guard({body!r})(lambda x, y: x).__name__)
+"""
+    variables = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "LLM_OP_GUARD_NATIVE": native}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=variables, check=False)
+    assert done.stdout == "<lambda>\n", done.stderr
+
+
 @pytest.mark.parametrize("body", ["x: any[2]", "require(finite(x))", "x: list[any[2]]"])
 def test_what_cannot_be_understood_is_no_news_for_a_call(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLM_OP_GUARD_NATIVE", "yes")

@@ -428,8 +428,8 @@ def _nothing(*_: Any) -> None:
 
 def _jit_state() -> Callable[[], Any]:
     """What returns None unless torch.jit.trace is at work, where sizes are not numbers and a test is a warning."""
-    torch = sys.modules.get("torch")
-    state: Callable[[], Any] = torch._C._get_tracing_state if torch is not None else _nothing
+    native: Any = getattr(sys.modules.get("torch"), "_C", None)  # of a stand-in for PyTorch there is none
+    state: Callable[[], Any] = _nothing if native is None else native._get_tracing_state
     return state
 
 

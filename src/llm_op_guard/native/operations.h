@@ -26,7 +26,7 @@ enum Op : int32_t {
 enum Kind : int32_t { kNothing, kInteger, kReal, kBoolean, kString, kMapping };
 
 // What the operands of an operation are: a value that is read, one that is written, a tensor that is read or loaded,
-// an instruction further on, a constant, a name, a number of any kind, nothing.
+// an instruction further on, a constant, a form or numbers among those, a name, a number of any kind, nothing.
 inline const char* operands_of(int32_t op) {
   switch (op) {
     case YES: case NO: case CANNOT: case ABSENT: return "...";
