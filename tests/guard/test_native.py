@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace as Box
 from typing import Any
 
 import pytest
@@ -20,7 +23,7 @@ from llm_op_guard.guard.fast import refusal, usable
 from llm_op_guard.guard.lower import lower
 from llm_op_guard.guard.plan import plan_check
 from llm_op_guard.native import extension
-from llm_op_guard.native.program import Program, Refused
+from llm_op_guard.native.program import Op, Program, Refused
 
 native = usable()
 pytestmark = pytest.mark.skipif(isinstance(native, Refused), reason=f"no native checks here: {native}")
@@ -110,6 +113,26 @@ NAMED: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = {
             {"x": torch.ones(2, 3), "y": torch.ones(4)}, {"x": 1.5, "y": torch.ones(3)},
         ],
     ),
+    "literals": (
+        "mode: None | 'left' | 2 | 1.5",
+        [{"mode": None}, {"mode": "left"}, {"mode": 2}, {"mode": 1.5}],
+        [{"mode": "right"}, {"mode": 3}, {"mode": True}, {"mode": 2.0}, {"mode": torch.tensor(2)}, {"mode": [2]}],
+    ),
+    "a type of device": (
+        "x: any @ cpu\ny: None | any @ (cuda | xpu)",
+        [{"x": torch.ones(1), "y": None}],
+        [{"x": torch.ones(1), "y": torch.ones(1)}],
+    ),
+    "strides": (
+        "require(dense(x) and stride(x, 0) == 4)\nrequire(stride(x, 2) == 1)",
+        [{"x": torch.ones(3, 4)}, {"x": torch.ones(2, 2, 2)[:, :, 0].as_strided((2, 1), (4, 9))}, {"x": None}],
+        [{"x": torch.ones(3, 5)}, {"x": torch.ones(4, 4).T}, {"x": torch.ones(2, 2, 2)[:, :, 0]}],
+    ),
+    "whole numbers": (
+        "require(abs(n) // 2 == min(x.shape[0], 3))",
+        [{"n": -7, "x": torch.ones(4)}, {"n": 4, "x": torch.ones(2)}],
+        [{"n": -7, "x": torch.ones(2)}, {"n": 0, "x": torch.ones(1)}],
+    ),
 }  # fmt: skip
 
 
@@ -136,6 +159,15 @@ def test_huge_sizes() -> None:
         assert bool(explained(contract, arguments, ("A",))) is not (expected or False)
 
 
+def test_many_attributes() -> None:
+    names = [f"n{number}" for number in range(60)]
+    contract = parse_body("\n".join(f"require(box.{name} == 1)" for name in names), "operator", PARAMETERS)
+    arguments: dict[str, Any] = {**dict.fromkeys(PARAMETERS), "result": None, "box": Box(**dict.fromkeys(names, 1))}
+    assert judged(contract, arguments) is True
+    arguments["box"].n59 = 2
+    assert judged(contract, arguments) is False
+
+
 def test_many_arguments() -> None:
     names = tuple(f"x{number}" for number in range(40))
     contract = parse_body("\n".join(f"{name}: floating[B, D] @ dev" for name in names), "operator", names)
@@ -160,6 +192,47 @@ def test_most_shipped_contracts_have_a_program() -> None:
     for contract in metadata:
         if contract.name not in without:
             extension.made(native, program_of(contract))  # the loader takes it
+
+
+def test_every_operation_is_of_use() -> None:
+    shipped = [contract for path in CONTRACTS for contract in llm_op_guard.load(path).values()]
+    named = [parse_body(body, "operator", PARAMETERS) for body, _, _ in NAMED.values()]
+    programs = [program for contract in (*shipped, *named) if isinstance(program := program_of(contract), Program)]
+    used = {number for program in programs for number in program.instructions[::4]}
+    assert not [op.name for op in Op if op not in used]
+
+
+def test_a_guarded_method_lets_its_class_go() -> None:
+    def made() -> weakref.ref[type]:
+        class Scale(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.weight = torch.nn.Parameter(torch.ones(3))
+
+            @llm_op_guard.guard("x: any[_, D]\nself.weight: any[D]")
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return x * self.weight
+
+        Scale()(torch.ones(2, 3))
+        return weakref.ref(Scale)
+
+    alive = made()
+    gc.collect()
+    assert alive() is None
+
+
+PROXIED = torch.ones(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("body", "broken"), [("x: any[B, 3]", False), ("x: any[B] | object", False), ("x: any[B, 3] | object", True)]
+)
+def test_a_proxy_of_a_tensor_is_one(body: str, broken: bool) -> None:
+    contract = parse_body(f"{body}\nrequire(B == 7)" if broken else body, "operator", PARAMETERS)
+    arguments = {**dict.fromkeys(PARAMETERS), "result": None, "x": weakref.proxy(PROXIED)}
+    assert isinstance(program_of(contract), Program)
+    assert bool(explained(contract, arguments, ("A",))) is broken
+    assert judged(contract, arguments) is None
 
 
 REFUSED = {

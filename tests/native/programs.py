@@ -22,7 +22,7 @@ OPERANDS = {
     "vt.": (Op.WHERE_FALSE, Op.WHERE_TRUE, Op.WHERE_SET),
     "dv.": (
         Op.COPY, Op.PLAIN, Op.COMPARED, Op.SIGHT_DTYPE, Op.IS_NONE, Op.PRESENT, Op.NEGATE, Op.ABSOLUTE, Op.NOT,
-        Op.TRUTH, Op.LENGTH, Op.WHOLE,
+        Op.LENGTH, Op.WHOLE,
     ),
     "dvk": (Op.READ,),
     "dvi": (Op.ITEM,),

@@ -5,11 +5,14 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <cstdlib>
+
 #include "dlpack.h"
 
 namespace {
 
 constexpr int kMostDims = 16;
+constexpr int64_t kBytes = 256;
 
 struct Tensor {
   PyObject_HEAD
@@ -19,6 +22,7 @@ struct Tensor {
   DLDataType type;
   DLDevice device;
   int refused;
+  void* memory;  // as much as the elements take, where that is little
 };
 
 // Tensor(shape, code, bits, lanes, device type, device id, refused)
@@ -46,7 +50,19 @@ PyObject* tensor_new(PyTypeObject* type, PyObject* args, PyObject*) {
   tensor->type = {static_cast<uint8_t>(code), static_cast<uint8_t>(bits), static_cast<uint16_t>(lanes)};
   tensor->device = {static_cast<DLDeviceType>(device), id};
   tensor->refused = refused;
+  int64_t bytes = bits / 8;
+  for (Py_ssize_t i = 0; i < ndim && bytes > 0 && bytes <= kBytes; i++) {
+    bytes = tensor->shape[i] <= kBytes ? bytes * tensor->shape[i] : kBytes + 1;
+  }
+  tensor->memory = bytes > 0 && bytes <= kBytes ? std::calloc(1, static_cast<size_t>(bytes)) : nullptr;
   return self;
+}
+
+void tensor_dealloc(PyObject* self) {
+  std::free(reinterpret_cast<Tensor*>(self)->memory);
+  PyTypeObject* type = Py_TYPE(self);
+  reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
+  Py_DECREF(type);
 }
 
 int read(void* object, DLTensor* out) {
@@ -55,13 +71,15 @@ int read(void* object, DLTensor* out) {
     PyErr_SetString(PyExc_BufferError, "it is not for you");
     return -1;
   }
-  *out = {nullptr, tensor->device, tensor->ndim, tensor->type, tensor->shape, tensor->strides, 0};
+  *out = {tensor->memory, tensor->device, tensor->ndim, tensor->type, tensor->shape, tensor->strides, 0};
   return 0;
 }
 
 DLPackExchangeAPI table = {};
 
-PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(tensor_new)}, {0, nullptr}};
+PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(tensor_new)},
+                       {Py_tp_dealloc, reinterpret_cast<void*>(tensor_dealloc)},
+                       {0, nullptr}};
 PyType_Spec spec = {"stub.Tensor", sizeof(Tensor), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, slots};
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "stub", "", -1, nullptr, nullptr, nullptr, nullptr, nullptr};
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch  # noqa: F401 - what is usable hangs on it
 
+import llm_op_guard as og
 from llm_op_guard.guard.fast import usable
 from llm_op_guard.native.program import Refused
 
@@ -57,6 +58,28 @@ def test_where_it_is_not_built() -> None:
 def test_an_older_torch_has_no_table() -> None:
     found = run("del torch.Tensor.__dlpack_c_exchange_api__")
     assert "has no table of functions for DLPack" in found or "is not built here" in found
+
+
+@pytest.mark.parametrize("mock", ["unittest.mock.MagicMock()", "types.ModuleType('torch')"])
+@pytest.mark.parametrize("native", ["0", "1"])
+def test_a_stand_in_for_torch_lets_guards_be_made(mock: str, native: str) -> None:
+    body = "x: floating[B]\ny: floating[B]"
+    program = f"""
+import sys, types, unittest.mock
+sys.modules["torch"] = {mock}
+import llm_op_guard as og
+print(og.guard({body!r})(lambda x, y: x).__name__)
+"""
+    variables = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "LLM_OP_GUARD_NATIVE": native}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=variables, check=False)
+    assert done.stdout == "<lambda>\n", done.stderr
+
+
+@pytest.mark.parametrize("body", ["x: any[2]", "require(finite(x))", "x: list[any[2]]"])
+def test_what_cannot_be_understood_is_no_news_for_a_call(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLM_OP_GUARD_NATIVE", "yes")
+    with pytest.raises(og.PolicyError, match="LLM_OP_GUARD_NATIVE='yes' cannot be understood; write 0"):
+        og.guard(body)(lambda x: x)
 
 
 def test_a_build_of_another_version_is_not_used() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import random
 import sys
 import threading
@@ -10,6 +11,7 @@ import weakref
 from array import array
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,7 +19,16 @@ from programs import ARGUMENTS, random_program
 
 from llm_op_guard.guard.fast import usable
 from llm_op_guard.native import extension
-from llm_op_guard.native.program import DEVICES, DTYPES, UNCERTAIN_DTYPES, Op, Refused
+from llm_op_guard.native.program import (
+    DEVICES,
+    DTYPES,
+    MOST_INSTRUCTIONS,
+    MOST_TENSORS,
+    MOST_VALUES,
+    UNCERTAIN_DTYPES,
+    Op,
+    Refused,
+)
 
 native: Any = usable()
 pytestmark = pytest.mark.skipif(isinstance(native, Refused), reason=f"no native checks here: {native}")
@@ -174,6 +185,30 @@ def test_no_program_of_odd_parts() -> None:
             native.Program(*parts)
 
 
+def test_the_limits_are_those_of_the_table() -> None:
+    def made(instructions: int, values: int, tensors: int) -> Any:
+        return native.Program(array("i", YES).tobytes() * instructions, (), (), 0, values, tensors)
+
+    limits = (MOST_INSTRUCTIONS, MOST_VALUES, MOST_TENSORS)
+    assert native.judge(made(*limits)) is True
+    for number in range(3):
+        with pytest.raises(ValueError, match="too many"):
+            made(*(limit + (number == index) for index, limit in enumerate(limits)))
+
+
+def test_what_somebody_elses_class_says_of_itself_cannot_be_told() -> None:
+    class Claims:
+        @property
+        def __class__(self) -> Any:
+            raise AssertionError
+
+    branches = program((Op.TENSOR, 0, 0, 2), YES, YES)  # whether there is a tensor or not
+    for known in (None, 1, "x", [1], object(), torch.nn.Linear(1, 1), torch.ones(1)):
+        assert native.judge(branches, known) is True
+    for unknown in (Claims(), weakref.proxy(torch.nn.Linear), Mock(spec=torch.Tensor)):
+        assert native.judge(branches, unknown) is None
+
+
 def test_random_programs_come_to_an_end() -> None:
     rng = random.Random(0)
     values = [torch.ones(2, 3), torch.ones(()), None, 1, True, "text", (1, 2), torch.nn.Linear(2, 3), 1 << 70]
@@ -198,16 +233,48 @@ def test_nothing_is_kept() -> None:
     assert (sys.getrefcount(layer.weight), sys.getrefcount(layer), sys.getrefcount(weight)) == before
 
 
-def test_a_class_goes_with_the_program_that_read_its_objects() -> None:
+def test_no_class_is_kept() -> None:
     reads = program((Op.READ, 1, 0, 0), (Op.HELD, 0, 1, 0), YES, names=("weight",))
     local = type("Local", (torch.nn.Module,), {})
     owner = local()
     owner.weight = torch.nn.Parameter(torch.ones(2))
     assert native.judge(reads, owner) is True
     alive = weakref.ref(local)
-    del owner, local, reads
+    del owner, local
     gc.collect()
     assert alive() is None
+    assert native.judge(reads, torch.nn.Linear(2, 3)) is True
+
+
+def test_interrupts_reach_the_caller() -> None:
+    class Interrupted:
+        def __getattribute__(self, name: str) -> Any:
+            raise KeyboardInterrupt
+
+    class Failing:
+        def __getattribute__(self, name: str) -> Any:
+            raise RuntimeError
+
+    reads = program((Op.READ, 1, 0, 0), YES, names=("weight",))
+    for ask in (native.judge, native.accepts):
+        with pytest.raises(KeyboardInterrupt):
+            ask(reads, Interrupted())
+    assert native.judge(reads, Failing()) is True  # there is none
+
+    class Key:
+        def __init__(self, error: type[BaseException]) -> None:
+            self.error = error
+
+        def __hash__(self) -> int:
+            return hash("weight")
+
+        def __eq__(self, other: object) -> bool:
+            raise self.error
+
+    looks = program((Op.ITEM, 1, 0, 0), YES, constants=("weight",))
+    with pytest.raises(KeyboardInterrupt):
+        native.judge(looks, {Key(KeyboardInterrupt): 1})
+    assert native.judge(looks, {Key(RuntimeError): 1}) is None
 
 
 def test_attributes_run_no_code() -> None:
@@ -285,3 +352,43 @@ def test_threads() -> None:
 def test_the_state_is_asked_once() -> None:
     assert usable() is native
     assert extension.usable(lambda owner, name: None, None) is native
+
+
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+INTEGERS = (torch.int64, torch.int32, torch.int16)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
+def test_extremes(dtype: torch.dtype) -> None:
+    told = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    numbers: list[float] = [0, 1, -2, told.min, told.max]
+    if dtype.is_floating_point:
+        numbers += [float("inf"), -float("inf"), -0.0, torch.finfo(dtype).smallest_normal / 2]
+    rng = random.Random(0)
+    for length in range(1, 40):
+        x = torch.tensor([rng.choice(numbers) for _ in range(length)], dtype=dtype)
+        assert native.extremes(x) == tuple(end.item() for end in torch.aminmax(x))
+        if dtype.is_floating_point:
+            x[rng.randrange(length)] = float("nan")
+            assert all(map(math.isnan, native.extremes(x)))
+
+
+ELSEWHERE: dict[str, Callable[[], torch.Tensor]] = {
+    "empty": lambda: torch.empty(0),
+    "meta": lambda: torch.empty(2, device="meta"),
+    "of no number": lambda: torch.ones(2, dtype=torch.bool),
+    "of bytes": lambda: torch.ones(2, dtype=torch.uint8),
+    "complex": lambda: torch.ones(2, dtype=torch.complex64),
+    "with gaps": lambda: torch.ones(4)[::2],
+    "expanded": lambda: torch.ones(1).expand(2),
+    "large": lambda: torch.ones(1 << 13),
+    "across": lambda: torch.frombuffer(bytearray(9), dtype=torch.float32, offset=1, count=2),
+    "sparse": lambda: torch.ones(2).to_sparse(),
+    "a subclass": lambda: torch.ones(2).as_subclass(type("Mine", (torch.Tensor,), {})),
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_extremes_that_native_code_leaves_to_others(name: str) -> None:
+    assert native.extremes(torch.ones(2)) == (1, 1)
+    assert native.extremes(ELSEWHERE[name]()) is None

@@ -36,7 +36,7 @@ from llm_op_guard.guard.source import CheckSource, check_source
 from llm_op_guard.guard.traced import Local, comptime, constant, is_whole_program, may_break_graph, teller
 from llm_op_guard.guard.violation import Violation
 from llm_op_guard.native.program import Refused
-from llm_op_guard.policy import CLASSES, Action, Policy, current
+from llm_op_guard.policy import CLASSES, Action, Policy, current, native_wanted
 
 logger = logging.getLogger("llm_op_guard")
 
@@ -150,6 +150,7 @@ class Guard:
             full = self.checks(wanted, noted=noted, late=late)
             self._checks[key] = Checks(*in_turn(full[:2], fewer[:2], self._pace.is_due, is_tracing))
         elif key not in self._checks:
+            native_wanted()  # elements are read natively, too, and within a call it is too late for a PolicyError
             interpreted = is_interpreted(self.contract)
             made = self._interpreted(wanted, noted) if interpreted else self._generated(wanted, noted, late)
             if asking and self._ask is not None:
@@ -427,8 +428,8 @@ def _nothing(*_: Any) -> None:
 
 def _jit_state() -> Callable[[], Any]:
     """What returns None unless torch.jit.trace is at work, where sizes are not numbers and a test is a warning."""
-    torch = sys.modules.get("torch")
-    state: Callable[[], Any] = torch._C._get_tracing_state if torch is not None else _nothing
+    native: Any = getattr(sys.modules.get("torch"), "_C", None)  # of a stand-in for PyTorch there is none
+    state: Callable[[], Any] = _nothing if native is None else native._get_tracing_state
     return state
 
 

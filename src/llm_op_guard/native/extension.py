@@ -55,7 +55,8 @@ def usable(attribute: AttributeReader, unset: object) -> ModuleType | Refused:
 def is_loaded(name: str) -> bool:
     """Whether a module has been imported, to its end."""
     module = sys.modules.get(name)
-    return name in _seen_loaded or (module is not None and not getattr(module.__spec__, "_initializing", False))
+    spec = getattr(module, "__spec__", None)
+    return name in _seen_loaded or (module is not None and not getattr(spec, "_initializing", False))
 
 
 def note_loaded(name: str) -> None:
@@ -77,13 +78,15 @@ def _found() -> ModuleType | Refused:
 
 def _connected(extension: ModuleType, attribute: AttributeReader, unset: object) -> ModuleType | Refused:
     torch = sys.modules["torch"]
-    table = getattr(torch.Tensor, TABLE, None)
+    # What builds documentation puts mocks in its place.
+    version = getattr(torch, "__version__", "of no version")
+    table = getattr(getattr(torch, "Tensor", None), TABLE, None)
     if table is None:
-        return Refused(f"PyTorch {torch.__version__} has no table of functions for DLPack (torch.Tensor.{TABLE})")
+        return Refused(f"PyTorch {version} has no table of functions for DLPack (torch.Tensor.{TABLE})")
     try:
         extension.connect(torch.Tensor, torch.nn.Parameter, torch.Size, table, attribute, unset, _reads_plainly)
-    except ValueError as error:
-        return Refused(f"PyTorch {torch.__version__}: {error}")
+    except (TypeError, ValueError) as error:
+        return Refused(f"PyTorch {version}: {error}")
     return extension
 
 
@@ -102,10 +105,10 @@ def _accepts_nothing(*_: Any) -> bool:
 
 
 def _reads_plainly(cls: type) -> bool:
-    """Whether the attributes of a class's objects lie in a dict that nothing stands in front of."""
+    """Whether a class's objects are of that class for everybody, with attributes in a dict that nothing hides."""
     for base in cls.__mro__:
         own = vars(base)
-        if "__getattribute__" in own and base is not object:
+        if base is not object and ("__getattribute__" in own or "__class__" in own):
             return False
         if "__dict__" in own and not isinstance(own["__dict__"], GetSetDescriptorType):
             return False

@@ -104,6 +104,8 @@ PyObject* extremes(PyObject*, PyObject* tensor) {
   }
   if (count * seen.dtype.bits / 8 > kMostBytes || !is_dense(seen)) Py_RETURN_NONE;
   const void* data = static_cast<const char*>(seen.data) + seen.byte_offset;
+  // Of a buffer that somebody else cut, elements may lie across.
+  if (reinterpret_cast<uintptr_t>(data) * 8 % seen.dtype.bits != 0) Py_RETURN_NONE;
   Extremes found = {nullptr, nullptr};
   switch (seen.dtype.code << 8 | seen.dtype.bits) {
     case kDLInt << 8 | 64: found = of_integers<int64_t>(data, count); break;

@@ -45,6 +45,7 @@ PyObject* accepts(PyObject*, PyObject* const* given, Py_ssize_t count) {
     program->streak = 0;
     Py_RETURN_TRUE;
   }
+  if (said == kRaised) return nullptr;
   if (said == kCannot) {
     // What can't be told here will hardly be told the next time, and a tensor that can't be read costs a millisecond.
     if (program->streak < kMostPatience) program->streak++;
@@ -61,6 +62,7 @@ PyObject* judge(PyObject*, PyObject* const* given, Py_ssize_t count) {
   switch (judged(*program, given + 1, refused)) {
     case kYes: Py_RETURN_TRUE;
     case kNo: Py_RETURN_FALSE;
+    case kRaised: return nullptr;
     default: Py_RETURN_NONE;
   }
 }
@@ -98,7 +100,7 @@ PyMethodDef functions[] = {
     {"judge", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(judge)), METH_FASTCALL,
      "judge(program, *arguments): True for yes, False for no, None where it cannot be told."},
     {"extremes", extremes, METH_O,
-     "extremes(tensor): (lowest, highest) of a small one in the CPU's memory, both NaN where an element is; else None."},
+     "extremes(tensor): (lowest, highest) of a small one in the CPU's memory, both NaN where one is; else None."},
     {"connect", connect, METH_VARARGS, "connect(tensor, parameter, size, table, attribute, unset, reads_plainly)"},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -113,7 +115,10 @@ PyObject* operation_names() {
 #define X(name)                                         \
   {                                                     \
     PyObject* text = PyUnicode_FromString(#name);       \
-    if (text == nullptr) return nullptr;                \
+    if (text == nullptr) {                              \
+      Py_DECREF(names);                                 \
+      return nullptr;                                   \
+    }                                                   \
     PyTuple_SetItem(names, name, text);                 \
   }
   OPERATIONS(X)
@@ -127,10 +132,12 @@ PyObject* operation_names() {
 PyMODINIT_FUNC PyInit__check() {
   using namespace llm_op_guard;
   PyObject* made = PyModule_Create(&module);
-  if (made == nullptr || !make_names()) return nullptr;
-  program_class = make_program_class();
-  if (program_class == nullptr || PyModule_AddType(made, program_class) < 0) return nullptr;
+  if (made == nullptr) return nullptr;
   PyObject* names = operation_names();
-  if (names == nullptr || PyModule_AddObject(made, "OPERATIONS", names) < 0) return nullptr;
+  program_class = make_program_class();
+  bool sound = names != nullptr && program_class != nullptr && make_names() &&
+               PyModule_AddType(made, program_class) == 0 && PyModule_AddObjectRef(made, "OPERATIONS", names) == 0;
+  Py_XDECREF(names);
+  if (!sound) Py_CLEAR(made);
   return made;
 }

@@ -1,6 +1,7 @@
 #include "program.h"
 
 #include <cstring>
+#include <new>
 
 #include "operations.h"
 #include "reading.h"
@@ -45,7 +46,7 @@ const char* misfit(const Program& program, const Value* made, Py_ssize_t constan
 // Whether every tensor is loaded before it is read, on every way through the program: jumps go forward only.
 bool loads_first(const Program& program) {
   bool sound = true;
-  uint64_t* loaded = new uint64_t[program.length];
+  uint64_t loaded[kMostInstructions];
   for (int32_t i = 0; i < program.length; i++) loaded[i] = UINT64_MAX;
   loaded[0] = 0;
   for (int32_t i = 0; i < program.length && sound; i++) {
@@ -66,7 +67,6 @@ bool loads_first(const Program& program) {
       loaded[i + 1] &= after;
     }
   }
-  delete[] loaded;
   return sound;
 }
 
@@ -84,7 +84,8 @@ void read_numbers(PyObject* from, int32_t values, int32_t arguments, Numbers& in
   if (!PyTuple_CheckExact(from)) return;
   Py_ssize_t count = PyTuple_Size(from);
   if (count > 1024) return;
-  int64_t* numbers = new int64_t[count + 1];
+  int64_t* numbers = new (std::nothrow) int64_t[count + 1];
+  if (numbers == nullptr) return;  // whoever needs it is refused
   for (Py_ssize_t i = 0; i < count; i++) {
     PyObject* item = PyTuple_GetItem(from, i);
     if (!PyLong_CheckExact(item) || integer_of(item, numbers[i]) != kGoOn) {
@@ -128,7 +129,8 @@ PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
   if (length < 1 || length > kMostInstructions || code.len % static_cast<Py_ssize_t>(sizeof(Instruction)) != 0) {
     return problem("not a whole number of instructions, none, or too many");
   }
-  if (arguments < 0 || values < arguments + PyTuple_Size(constants) || values > kMostValues || tensors < 0 || tensors > kMostTensors) {
+  if (arguments < 0 || values < arguments + PyTuple_Size(constants) || values > kMostValues || tensors < 0 ||
+      tensors > kMostTensors) {
     return problem("too many values or tensors");
   }
   PyObject* self = PyType_GenericAlloc(type, 0);
@@ -148,10 +150,14 @@ PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
   program.tensors = tensors;
   Py_ssize_t constant_count = PyTuple_Size(constants), name_count = PyTuple_Size(names);
   program.constant_count = static_cast<int32_t>(constant_count);
-  program.instructions = new Instruction[length];
-  program.readers = new Reader[length]();
-  program.made = new Value[constant_count + 1];
-  program.numbers = new Numbers[constant_count + 1];
+  program.instructions = new (std::nothrow) Instruction[length];
+  program.readers = new (std::nothrow) Reader[length]();
+  program.made = new (std::nothrow) Value[constant_count + 1];
+  program.numbers = new (std::nothrow) Numbers[constant_count + 1]();
+  if (program.instructions == nullptr || program.readers == nullptr || program.made == nullptr ||
+      program.numbers == nullptr) {
+    return PyErr_NoMemory();
+  }
   std::memcpy(program.instructions, code.buf, static_cast<size_t>(code.len));
   for (Py_ssize_t i = 0; i < constant_count; i++) {
     program.made[i] = constant(PyTuple_GetItem(constants, i));
@@ -192,7 +198,7 @@ int program_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(program.constants);
   Py_VISIT(program.names);
   for (int32_t i = 0; program.readers != nullptr && i < program.length; i++) {
-    Py_VISIT(reinterpret_cast<PyObject*>(program.readers[i].type));
+    Py_VISIT(program.readers[i].type);
   }
   return 0;
 }
@@ -201,12 +207,14 @@ void program_dealloc(PyObject* self) {
   PyObject_GC_UnTrack(self);
   Program& program = *reinterpret_cast<Program*>(self);
   for (int32_t i = 0; program.readers != nullptr && i < program.length; i++) {
-    Py_XDECREF(reinterpret_cast<PyObject*>(program.readers[i].type));
+    Py_XDECREF(program.readers[i].type);
   }
   delete[] program.instructions;
   delete[] program.readers;
   delete[] program.made;
-  for (int32_t i = 0; program.numbers != nullptr && i < program.constant_count; i++) delete[] program.numbers[i].numbers;
+  for (int32_t i = 0; program.numbers != nullptr && i < program.constant_count; i++) {
+    delete[] program.numbers[i].numbers;
+  }
   delete[] program.numbers;
   Py_XDECREF(program.constants);
   Py_XDECREF(program.names);

@@ -7,18 +7,17 @@
 namespace llm_op_guard {
 
 constexpr int kMostValues = 384;
-constexpr int kMostTensors = 64;
+constexpr int kMostTensors = 64;  // the loader counts them in 64 bits
 constexpr int kMostInstructions = 4096;
 constexpr int kArena = 128;
-constexpr int kMostKept = 32;
 
 struct Instruction {
   int32_t op, a, b, c;
 };
 
-// Where an attribute of objects of one class is read.
+// What an instruction has learnt of the class whose object it met last.
 struct Reader {
-  PyTypeObject* type;  // owned
+  PyObject* type;  // a weak reference: a class may hold the guarded function, and with it this program
   bool plainly;
 };
 
@@ -63,7 +62,7 @@ struct Frame {
   Value values[kMostValues];
   Tensor tensors[kMostTensors];
   int64_t arena[kArena];
-  PyObject* kept[kMostKept];
+  PyObject* kept[kMostValues];  // what a plan reads goes each into a value of its own
   int arena_used = 0, kept_count = 0;
 
   ~Frame() {

@@ -72,7 +72,6 @@ class Op(IntEnum):
     NEGATE = auto()  # d v
     ABSOLUTE = auto()  # d v
     NOT = auto()  # d v
-    TRUTH = auto()  # d v
     EQUAL = auto()  # d v v
     UNEQUAL = auto()  # d v v
     LESS = auto()  # d v v
@@ -111,8 +110,6 @@ DTYPES = (
 UNCERTAIN_DTYPES = frozenset({"int8", "uint8"})
 # The DLPack device types that a device of PyTorch may be.
 DEVICES = {"cpu": (1,), "cuda": (2, 10), "mps": (8,), "xpu": (14,)}
-# What torch has of others is never shown to a consumer of DLPack.
-UNSEEN_DEVICES = frozenset({"meta"})
 
 MOST_VALUES = 384
 MOST_TENSORS = 64

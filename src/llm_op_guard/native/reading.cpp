@@ -1,5 +1,7 @@
 #include "reading.h"
 
+#include "operations.h"
+
 namespace llm_op_guard {
 
 Connection connection;
@@ -48,25 +50,71 @@ Answer sizes_of(Frame& frame, PyObject* tuple, Value& into) {
   return kGoOn;
 }
 
-// A value of a plain dict; null where there is none. Keys are texts: looking one up runs no code.
-PyObject* looked_up(PyObject* dict, PyObject* name) {
-  PyObject* found = PyDict_GetItemWithError(dict, name);
-  if (found == nullptr) PyErr_Clear();
-  return found;
+// What an error of Python's comes to: it cannot be told, but what is no Exception goes on to the caller.
+Answer failed() {
+  if (!PyErr_ExceptionMatches(PyExc_Exception)) return kRaised;
+  PyErr_Clear();
+  return kCannot;
 }
 
-bool reads_plainly(Reader& reader, PyTypeObject* type) {
-  if (reader.type == type) return reader.plainly;
-  PyObject* said = PyObject_CallFunctionObjArgs(connection.reads_plainly, reinterpret_cast<PyObject*>(type), nullptr);
+// A value of a plain dict, borrowed; null where there is none. Another key of the same hash may be of any class.
+Answer looked_up(PyObject* dict, PyObject* key, PyObject*& found) {
+  found = PyDict_GetItemWithError(dict, key);
+  return found == nullptr && PyErr_Occurred() ? failed() : kGoOn;
+}
+
+// Keeps a reference until the program has run.
+Answer keep(Frame& frame, PyObject* owned, Value& into) {
+  if (frame.kept_count == kMostValues) {
+    Py_DECREF(owned);
+    return kCannot;
+  }
+  frame.kept[frame.kept_count++] = owned;
+  into = object(owned);
+  return kGoOn;
+}
+
+// Yes, no, or raised: whether nothing stands in front of what an object is and holds.
+Answer reads_plainly(Reader& reader, PyTypeObject* type) {
+  PyObject* cls = reinterpret_cast<PyObject*>(type);
+  if (reader.type != nullptr && PyWeakref_GetObject(reader.type) == cls) return reader.plainly ? kYes : kNo;
+  PyObject* said = PyObject_CallFunctionObjArgs(connection.reads_plainly, cls, nullptr);
+  PyObject* weak = said == nullptr ? nullptr : PyWeakref_NewRef(cls, nullptr);
+  if (weak == nullptr) {
+    Py_XDECREF(said);
+    return failed() == kRaised ? kRaised : kNo;
+  }
   bool plainly = said == Py_True;
-  if (said == nullptr) PyErr_Clear();
-  Py_XDECREF(said);
-  PyTypeObject* before = reader.type;
-  Py_INCREF(reinterpret_cast<PyObject*>(type));
-  reader.type = type;
+  Py_DECREF(said);
+  PyObject* before = reader.type;
+  reader.type = weak;
   reader.plainly = plainly;
-  Py_XDECREF(reinterpret_cast<PyObject*>(before));
-  return plainly;
+  Py_XDECREF(before);
+  return plainly ? kYes : kNo;
+}
+
+// Whether an object is of one of Python's own classes: no class of its own says what it is.
+bool is_own(PyObject* o) {
+  return o == Py_None || PyLong_CheckExact(o) || PyBool_Check(o) || PyFloat_CheckExact(o) || PyUnicode_CheckExact(o) ||
+         PyDict_CheckExact(o) || PyList_CheckExact(o) || PyTuple_CheckExact(o);
+}
+
+// What lies in the dict of an instance, or in the tables of nn.Module there, as a reference of one's own; null where
+// it does not.
+Answer from_dict(PyObject* dict, PyObject* name, PyObject*& found) {
+  Answer said = looked_up(dict, name, found);
+  Py_XINCREF(found);
+  for (int i = 0; i < 3 && said == kGoOn && found == nullptr; i++) {
+    PyObject* table = nullptr;
+    said = looked_up(dict, tables[i], table);
+    if (table == nullptr && i == 0) break;  // no module
+    if (table == nullptr || !PyDict_CheckExact(table)) continue;
+    Py_INCREF(table);  // a key's class may take it out of the dict
+    said = looked_up(table, name, found);
+    Py_XINCREF(found);
+    Py_DECREF(table);
+  }
+  return said;
 }
 
 }  // namespace
@@ -80,13 +128,17 @@ bool make_names() {
   return true;
 }
 
-Loaded load(Tensor& tensor, const Value& value, bool with_strides) {
+Loaded load(Tensor& tensor, Reader& reader, const Value& value, bool with_strides) {
   if (value.tag != kObject) return kNoTensor;
   if (tensor.of == value.object) return kTensor;
   PyTypeObject* type = Py_TYPE(value.object);
   if (type != connection.tensor && type != connection.parameter) {
     if (connection.tensor == nullptr) return kUnknown;
-    return PyType_IsSubtype(type, connection.tensor) ? kUnknown : kNoTensor;
+    if (is_own(value.object)) return kNoTensor;
+    if (PyType_IsSubtype(type, connection.tensor)) return kUnknown;
+    // A proxy of a tensor is one for `isinstance`.
+    Answer said = reads_plainly(reader, type);
+    return said == kYes ? kNoTensor : said == kNo ? kUnknown : kInterrupted;
   }
   DLTensor seen;
   if (connection.read(value.object, &seen) != 0) {
@@ -115,7 +167,6 @@ int64_t device_number(DLDevice device) {
   return (static_cast<int64_t>(device.device_type) << 32) | static_cast<uint32_t>(index);
 }
 
-// What stands in arithmetic and comparisons. Tensors do not: the rule has nothing to say of the call then.
 Answer plain(Frame& frame, const Value& from, Value& into) {
   if (from.tag != kObject) {
     into = from;
@@ -147,16 +198,6 @@ Answer plain(Frame& frame, const Value& from, Value& into) {
   return kGoOn;
 }
 
-PyObject* keep(Frame& frame, PyObject* owned) {
-  if (frame.kept_count == kMostKept) {
-    Py_DECREF(owned);
-    return nullptr;
-  }
-  return frame.kept[frame.kept_count++] = owned;
-}
-
-// An attribute as `reading.optional_attribute` reads it: from the dict of an instance, from the tables of nn.Module;
-// that function is asked for anything else.
 Answer read(Frame& frame, Reader& reader, const Value& owner, PyObject* name, Value& into) {
   if (is_nothing(owner)) {
     into = absent();
@@ -167,45 +208,34 @@ Answer read(Frame& frame, Reader& reader, const Value& owner, PyObject* name, Va
   if (connection.tensor == nullptr || PyType_IsSubtype(type, connection.tensor) || PyType_Check(owner.object)) {
     return kCannot;
   }
-  if (reads_plainly(reader, type)) {
+  Answer said = reads_plainly(reader, type);
+  if (said == kRaised) return kRaised;
+  if (said == kYes) {
     PyObject* dict = PyObject_GenericGetDict(owner.object, nullptr);
     if (dict == nullptr) PyErr_Clear();
-    if (dict != nullptr && PyDict_CheckExact(dict)) {
-      PyObject* found = looked_up(dict, name);
-      if (found == nullptr && looked_up(dict, tables[0]) != nullptr) {
-        for (int i = 0; i < 3 && found == nullptr; i++) {
-          PyObject* table = looked_up(dict, tables[i]);
-          if (table != nullptr && PyDict_CheckExact(table)) found = looked_up(table, name);
-        }
-      }
-      if (found != nullptr) {
-        Py_INCREF(found);
-        Py_DECREF(dict);
-        if (keep(frame, found) == nullptr) return kCannot;
-        into = object(found);
-        return kGoOn;
-      }
-    }
+    PyObject* found = nullptr;
+    said = dict != nullptr && PyDict_CheckExact(dict) ? from_dict(dict, name, found) : kGoOn;
     Py_XDECREF(dict);
+    if (said != kGoOn) return said;
+    if (found != nullptr) return keep(frame, found, into);
   }
   PyObject* found = PyObject_CallFunctionObjArgs(connection.attribute, owner.object, name, nullptr);
-  if (found == nullptr) {
-    PyErr_Clear();
-    return kCannot;
-  }
-  if (keep(frame, found) == nullptr) return kCannot;
-  into = found == connection.unset ? absent() : object(found);
+  if (found == nullptr) return failed();
+  if (keep(frame, found, into) != kGoOn) return kCannot;
+  if (found == connection.unset) into = absent();
   return kGoOn;
 }
 
-// An item of a plain dict, list or tuple.
-Answer item(const Value& owner, PyObject* key, Value& into) {
+Answer item(Frame& frame, const Value& owner, PyObject* key, Value& into) {
   into = absent();
   if (is_nothing(owner)) return kGoOn;
   if (owner.tag != kObject) return kCannot;
   if (PyDict_CheckExact(owner.object)) {
-    if (PyObject* found = looked_up(owner.object, key)) into = object(found);
-    return kGoOn;
+    PyObject* found = nullptr;
+    Answer said = looked_up(owner.object, key, found);
+    if (found == nullptr) return said;
+    Py_INCREF(found);
+    return keep(frame, found, into);
   }
   bool list = PyList_CheckExact(owner.object);
   if ((!list && !PyTuple_CheckExact(owner.object)) || !PyLong_CheckExact(key)) return kCannot;
@@ -214,27 +244,24 @@ Answer item(const Value& owner, PyObject* key, Value& into) {
   Py_ssize_t length = list ? PyList_Size(owner.object) : PyTuple_Size(owner.object);
   if (index < 0) index += length;
   if (index < 0 || index >= length) return kGoOn;
-  into = object(list ? PyList_GetItem(owner.object, index) : PyTuple_GetItem(owner.object, index));
-  return kGoOn;
+  PyObject* found = list ? PyList_GetItem(owner.object, index) : PyTuple_GetItem(owner.object, index);
+  Py_INCREF(found);
+  return keep(frame, found, into);
 }
 
-// Whether a scalar is of a declared kind; kCannot for classes of which only Python knows.
 Answer is_kind(PyObject* o, int32_t kind) {
-  if (kind == 0) return o == Py_None ? kYes : kNo;
+  if (kind == kNothing) return o == Py_None ? kYes : kNo;
   bool is_int = PyLong_CheckExact(o) || PyBool_Check(o);
   switch (kind) {
-    case 1: if (is_int) return kYes; break;
-    case 2: if (is_int || PyFloat_CheckExact(o)) return kYes; break;
-    case 3: if (PyBool_Check(o)) return kYes; break;
-    case 4: if (PyUnicode_CheckExact(o)) return kYes; break;
-    case 5: if (PyDict_CheckExact(o)) return kYes; break;
+    case kInteger: if (is_int) return kYes; break;
+    case kReal: if (is_int || PyFloat_CheckExact(o)) return kYes; break;
+    case kBoolean: if (PyBool_Check(o)) return kYes; break;
+    case kString: if (PyUnicode_CheckExact(o)) return kYes; break;
+    case kMapping: if (PyDict_CheckExact(o)) return kYes; break;
     default: return kCannot;
   }
   PyTypeObject* type = Py_TYPE(o);
-  bool known = o == Py_None || is_int || PyFloat_CheckExact(o) || PyUnicode_CheckExact(o) || PyDict_CheckExact(o) ||
-               PyList_CheckExact(o) || PyTuple_CheckExact(o) || type == connection.tensor ||
-               type == connection.parameter;
-  return known ? kNo : kCannot;
+  return is_own(o) || type == connection.tensor || type == connection.parameter ? kNo : kCannot;
 }
 
 }  // namespace llm_op_guard

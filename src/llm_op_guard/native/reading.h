@@ -19,24 +19,21 @@ struct Connection {
 
 extern Connection connection;
 
-enum Loaded { kTensor, kNoTensor, kUnknown, kRefused };
+enum Loaded { kTensor, kNoTensor, kUnknown, kRefused, kInterrupted };
 
-Loaded load(Tensor& tensor, const Value& value, bool with_strides);
+Loaded load(Tensor& tensor, Reader& reader, const Value& value, bool with_strides);
 
 int64_t device_number(DLDevice device);
 
 // What stands in arithmetic and comparisons. Tensors do not: the rule has nothing to say of the call then.
 Answer plain(Frame& frame, const Value& from, Value& into);
 
-// Keeps a reference until the program has run; null where there is no room.
-PyObject* keep(Frame& frame, PyObject* owned);
-
 // An attribute as `reading.optional_attribute` reads it: from the dict of an instance, from the tables of nn.Module;
 // that function is asked for anything else.
 Answer read(Frame& frame, Reader& reader, const Value& owner, PyObject* name, Value& into);
 
-// An item of a plain dict, list or tuple.
-Answer item(const Value& owner, PyObject* key, Value& into);
+// An item of a plain dict, list or tuple, kept by the frame.
+Answer item(Frame& frame, const Value& owner, PyObject* key, Value& into);
 
 // Whether a scalar is of a declared kind; kCannot for classes of which only Python knows.
 Answer is_kind(PyObject* o, int32_t kind);

@@ -82,17 +82,13 @@ Answer run(const Program& program, Frame& frame, bool& refused) {
       case READ: STEP(read(frame, program.readers[here], v[b], PyTuple_GetItem(program.names, c), v[a])); break;
       case ITEM: {
         Value found;
-        STEP(item(v[b], PyTuple_GetItem(program.constants, c), found));
-        if (found.tag == kObject) {
-          Py_INCREF(found.object);
-          if (keep(frame, found.object) == nullptr) return kCannot;
-        }
+        STEP(item(frame, v[b], PyTuple_GetItem(program.constants, c), found));
         v[a] = found;
         break;
       }
       case NEED: OPERAND(v[a]) break;
       case TENSOR: case HELD:
-        switch (load(x[a], v[b], program.with_strides)) {
+        switch (load(x[a], program.readers[here], v[b], program.with_strides)) {
           case kTensor: break;
           case kNoTensor:
             if (ins.op == HELD && !is_nothing(v[b])) return kCannot;
@@ -104,14 +100,16 @@ Answer run(const Program& program, Frame& frame, bool& refused) {
             break;
           case kRefused: refused = true; return kCannot;
           case kUnknown: return kCannot;
+          case kInterrupted: return kRaised;
         }
         break;
       case MATCH:
-        switch (load(x[a], v[b], program.with_strides)) {
+        switch (load(x[a], program.readers[here], v[b], program.with_strides)) {
           case kTensor: break;
           case kNoTensor: return kNo;
           case kRefused: refused = true; return kCannot;
           case kUnknown: return kCannot;
+          case kInterrupted: return kRaised;
         }
         STEP(match(x[a], program.numbers[c].form, v));
         break;
@@ -224,11 +222,11 @@ Answer run(const Program& program, Frame& frame, bool& refused) {
         v[a] = number(n);
         break;
       }
-      case NOT: case TRUTH: {
+      case NOT: {
         OPERAND(v[b])
         Answer said = truth_of(v[b]);
         if (said == kCannot) return kCannot;
-        v[a] = truth((said == kYes) == (ins.op == TRUTH));
+        v[a] = truth(said == kNo);
         break;
       }
       case EQUAL: case UNEQUAL: {

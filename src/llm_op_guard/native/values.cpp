@@ -6,7 +6,6 @@
 
 namespace llm_op_guard {
 
-// The integer of an exact Python int; kCannot where it takes more than 64 bits.
 Answer integer_of(PyObject* from, int64_t& into) {
   int overflow = 0;
   long long n = PyLong_AsLongLongAndOverflow(from, &overflow);
@@ -51,7 +50,6 @@ Equality equal(const Value& a, const Value& b) {
   }
 }
 
-// Whether a value counts as true; kCannot where only Python can say.
 Answer truth_of(const Value& value) {
   switch (value.tag) {
     case kInt: case kBool: return value.number != 0 ? kYes : kNo;
@@ -62,7 +60,6 @@ Answer truth_of(const Value& value) {
   }
 }
 
-// Whole numbers: no is a broken rule, as 129 / 2 is; kCannot is a number that does not fit.
 Answer arithmetic(int32_t op, int64_t a, int64_t b, int64_t& into) {
   bool overflow = false;
   switch (op) {

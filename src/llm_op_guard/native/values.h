@@ -12,8 +12,9 @@
 
 namespace llm_op_guard {
 
-// What a call comes to. An operation that comes to nothing goes on.
-enum Answer { kNo = 0, kYes = 1, kCannot = 2, kGoOn = 3 };
+// What a call comes to. An operation that comes to nothing goes on. Raised is what may not be kept from the caller, a
+// KeyboardInterrupt for one: it is set as Python's error.
+enum Answer { kNo = 0, kYes = 1, kCannot = 2, kGoOn = 3, kRaised = 4 };
 
 enum Tag : int32_t { kAbsent, kInt, kFloat, kBool, kNone, kText, kSizes, kDtype, kDevice, kObject };
 
@@ -53,7 +54,6 @@ inline bool is_nothing(const Value& value) {
 inline bool is_whole(const Value& value) { return value.tag == kInt || value.tag == kBool; }
 
 inline bool has(int64_t set, int64_t member) { return member >= 0 && member < 63 && ((set >> member) & 1) != 0; }
-
 
 // The integer of an exact Python int; kCannot where it takes more than 64 bits.
 Answer integer_of(PyObject* from, int64_t& into);
