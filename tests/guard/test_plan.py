@@ -7,7 +7,7 @@ import pytest
 import llm_op_guard as og
 from llm_op_guard.contract.model import CostClass
 from llm_op_guard.contract.parse import parse_body, parse_stubs
-from llm_op_guard.guard.plan import Plan, plan_check
+from llm_op_guard.guard.plan import Plan, check_order, plan_check
 from llm_op_guard.guard.steps import Agree, Decide, Demand, Let, Match, Read, Solve
 
 PARAMETERS = ("x", "y", "n", "box")
@@ -127,3 +127,12 @@ def test_no_plan_has_what_asks_a_predicate() -> None:
     assert plan is not None
     assert {step.clause.cost_class for step in plan.steps} == {"A"}
     assert plan_check(parse_body("from shop import fits\nrequire(fits(x))", "f", ("x",)), ("A", "B", "C")) is None
+
+
+def test_what_metadata_alone_cannot_be_put_in_order_is_refused_whatever_is_switched_on() -> None:
+    """The policy of a later day would find it out, in a call."""
+    body = "y: T[highest(y) + 1]\nz: (T | bool)[B, *lead]\nif box.w.shape[0] == B:\n    x: any[B, D] | object"
+    contract = parse_body(body, "operator", ("x", "y", "z", "box"))
+    assert plan_check(contract, ("A", "B")) is not None
+    with pytest.raises(og.ContractError, match="cannot be put in order: B is needed"):
+        check_order(contract)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import subprocess
 import sys
@@ -444,3 +445,14 @@ def test_policies_kill_switch_and_waivers_reach_operators_in_place() -> None:
         rope(q, q, table, table)
     with pytest.raises(og.GuardError):
         rope(q, q, table, table)
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_garbage_is_collected_afterwards_as_before(collects: bool) -> None:
+    before = gc.isenabled()
+    (gc.enable if collects else gc.disable)()
+    try:
+        with og.installed("transformers"):
+            assert gc.isenabled() is collects
+    finally:
+        (gc.enable if before else gc.disable)()

@@ -256,8 +256,8 @@ def _is_writable(text: str) -> bool:
     return True
 
 
-def read_stub(node: ast.FunctionDef, source: Source, constants: dict[str, Any]) -> Contract:
-    """The contract of one stub, of a file with these constants."""
+def read_stub(node: ast.FunctionDef, source: Source, constants: dict[str, Any], *, proven: bool = False) -> Contract:
+    """The contract of one stub, of a file with these constants; `proven` as in `validated`."""
     if node.decorator_list:
         raise source.error("a stub has no decorators", node.decorator_list[0])
     arguments = node.args
@@ -281,7 +281,8 @@ def read_stub(node: ast.FunctionDef, source: Source, constants: dict[str, Any]) 
             signature=ast.unparse(arguments),
             constants=_used(constants, body),
             imports=_used(source.imports, body),
-        )
+        ),
+        proven=proven,
     )
 
 

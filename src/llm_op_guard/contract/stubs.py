@@ -25,5 +25,5 @@ class Stubs:
 
     def __getitem__(self, name: str) -> Contract:
         if name not in self._read:
-            self._read[name] = read_stub(self._stubs[name], self._source, self._constants)
+            self._read[name] = read_stub(self._stubs[name], self._source, self._constants, proven=True)
         return self._read[name]

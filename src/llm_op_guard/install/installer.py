@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib.util
 import logging
 import sys
@@ -111,9 +113,10 @@ class Installer:
                 self.refused = [refusal]
                 return
             self._watch.start()
-            for name, module in list(sys.modules.items()):
-                if isinstance(module, ModuleType) and self.integration.wants(name):
-                    self._loaded(module)
+            with _garbage_left_alone():
+                for name, module in list(sys.modules.items()):
+                    if isinstance(module, ModuleType) and self.integration.wants(name):
+                        self._loaded(module)
 
     def uninstall(self) -> list[Refusal]:
         """Restore every function; what somebody else has changed since is left alone and returned."""
@@ -190,6 +193,18 @@ def _site(candidate: Candidate, function: FunctionType, guard: Guard) -> Site:
     if signature is None:
         raise TypeError(f"the contract {guard.contract.id} has no parameters of its own")
     return BuiltinSite(candidate.replaced, function, guard, signature)
+
+
+@contextlib.contextmanager
+def _garbage_left_alone() -> Iterator[None]:
+    """No collection meanwhile: what is made here stays, and looking through all that PyTorch has made takes as long."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _is_there(library: str) -> bool:
