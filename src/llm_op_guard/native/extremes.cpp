@@ -1,5 +1,6 @@
 #include "extremes.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -45,23 +46,28 @@ Extremes of_floats(const void* data, int64_t count) {
   return known ? of_reals(low, high) : of_reals(NAN, NAN);
 }
 
-// Of 16 bits: without the sign they rise as the numbers do, and beyond `infinity` they are none.
+inline int16_t placed(int16_t bits) {
+  int16_t sign = static_cast<int16_t>(bits >> 15);
+  return static_cast<int16_t>(bits ^ (sign & 0x7fff));
+}
+
+// Of 16 bits: with those of the magnitude turned round where the sign is set, they rise as the numbers do. What is no
+// number lies beyond the infinities.
 template <double (*value)(uint16_t)>
-Extremes of_halves(const void* data, int64_t count, uint16_t infinity) {
-  const uint16_t* bits = static_cast<const uint16_t*>(data);
-  int32_t low = INT32_MAX, high = INT32_MIN;
-  bool known = true;
-  for (int64_t i = 0; i < count; i++) {
-    int32_t magnitude = bits[i] & 0x7fff;
-    known &= magnitude <= infinity;
-    int32_t place = bits[i] & 0x8000 ? -magnitude : magnitude;
-    low = place < low ? place : low;
-    high = place > high ? place : high;
+Extremes of_halves(const void* data, int64_t count, int16_t infinity) {
+  const int16_t* bits = static_cast<const int16_t*>(data);
+  int16_t low = INT16_MAX, high = INT16_MIN;
+  for (int64_t i = 0; i < count; i++) {  // written so that compilers take several at a time
+    int16_t place = placed(bits[i]);
+    low = std::min(low, place);
+    high = std::max(high, place);
   }
-  auto number = [](int32_t place) {
-    return place < 0 ? -value(static_cast<uint16_t>(-place)) : value(static_cast<uint16_t>(place));
+  if (high > infinity || low < placed(static_cast<int16_t>(infinity | 0x8000))) return of_reals(NAN, NAN);
+  auto number = [](int16_t place) {
+    double magnitude = value(static_cast<uint16_t>(placed(place) & 0x7fff));
+    return place < 0 ? -magnitude : magnitude;
   };
-  return known ? of_reals(number(low), number(high)) : of_reals(NAN, NAN);
+  return of_reals(number(low), number(high));
 }
 
 double bfloat16(uint16_t bits) {
