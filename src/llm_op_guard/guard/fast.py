@@ -43,6 +43,11 @@ def usable() -> Any:
     return extension.usable(reading.optional_attribute, reading.UNSET)
 
 
+def is_usable() -> bool:
+    """Whether the extension can be used here; raises PolicyError for a bad `LLM_OP_GUARD_NATIVE`."""
+    return not isinstance(usable(), Refused)
+
+
 def refusal(contract: Contract) -> str | None:
     """Why the metadata rules of a contract are checked in Python; None where a program checks them."""
     plan = plan_check(contract, {"A"})

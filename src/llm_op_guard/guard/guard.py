@@ -20,7 +20,7 @@ from llm_op_guard.guard.compile import compile_check
 from llm_op_guard.guard.context import all_arguments, any_beyond
 from llm_op_guard.guard.deferred import Deferred
 from llm_op_guard.guard.explain import explain
-from llm_op_guard.guard.fast import Accepting, accepted_by, usable
+from llm_op_guard.guard.fast import Accepting, accepted_by, is_usable
 from llm_op_guard.guard.interpret import InterpretedCheck, is_interpreted
 from llm_op_guard.guard.late import LateRules, late_rule
 from llm_op_guard.guard.ledger import Side, count_call, entering, leaving
@@ -35,7 +35,6 @@ from llm_op_guard.guard.run_time import operator as run_time_operator
 from llm_op_guard.guard.source import CheckSource, check_source
 from llm_op_guard.guard.traced import Local, comptime, constant, is_whole_program, may_break_graph, teller
 from llm_op_guard.guard.violation import Violation
-from llm_op_guard.native.program import Refused
 from llm_op_guard.policy import CLASSES, Action, Policy, current, native_wanted
 
 logger = logging.getLogger("llm_op_guard")
@@ -143,8 +142,7 @@ class Guard:
         # Class B rules use the symbols that class A statements bind, so A is always compiled in.
         wanted = frozenset({"A", *classes})
         asking = in_calls() and self._ask is not None
-        native = not isinstance(usable(), Refused)
-        key = (wanted, noted, asking, paced, late, native)
+        key = (wanted, noted, asking, paced, late, is_usable())
         if key not in self._checks and paced and (without := self._lean()) is not None:
             fewer = without.checks(wanted, noted=noted, late=late)
             full = self.checks(wanted, noted=noted, late=late)

@@ -21,19 +21,7 @@ from llm_op_guard.guard.expression_source import ExpressionWriter
 from llm_op_guard.guard.late import LateRule, late_rule
 from llm_op_guard.guard.names import Names
 from llm_op_guard.guard.plan import Plan
-from llm_op_guard.guard.steps import (
-    Agree,
-    Decide,
-    Demand,
-    Given,
-    Keep,
-    Let,
-    Match,
-    Read,
-    Solve,
-    Step,
-    Telling,
-)
+from llm_op_guard.guard.steps import Agree, Decide, Demand, Given, Keep, Let, Match, Read, Solve, Step, Telling
 from llm_op_guard.guard.type_source import TypeWriter
 
 CHECK = "check"

@@ -13,7 +13,6 @@ from llm_op_guard.guard.guard import Guard
 from llm_op_guard.guard.late import has_devices, noting
 from llm_op_guard.install.binding import PACKED, Binding
 from llm_op_guard.install.patch import Patch
-from llm_op_guard.native.program import Refused
 from llm_op_guard.policy import CLASSES, Setting, Time, anywhere, switched_on
 
 logger = logging.getLogger("llm_op_guard")
@@ -51,8 +50,7 @@ class Site:
             settings = [policy.B for policy in policies if policy.B is not None]
             noted, paced = ledger.is_on(), any(setting.is_paced for setting in settings)
             late = not noted and "B" in classes and self._tells_late(settings)
-            native = not isinstance(fast.usable(), Refused)
-            ways = (noted, paced, in_calls(), late, native)
+            ways = (noted, paced, in_calls(), late, fast.is_usable())
             if classes == self._classes and ways == self._ways:
                 return
             self._classes, self._ways = classes, ways

@@ -13,7 +13,6 @@ from typing import Any
 
 from llm_op_guard.guard import fast
 from llm_op_guard.guard.reading import NotApplicable, is_tensor
-from llm_op_guard.native.program import Refused
 from llm_op_guard.values.pieces import gathered, pieces
 
 
@@ -71,8 +70,7 @@ def at_once(x: Any, reads: Reads | None = None) -> tuple[Any, Any] | None:
 
 def _first_native(x: Any) -> Any:
     global _native  # noqa: PLW0603 - chosen once there is a tensor to read
-    native = fast.usable()
-    _native = _nothing if isinstance(native, Refused) else native.extremes
+    _native = fast.usable().extremes if fast.is_usable() else _nothing
     return _native(x)
 
 
