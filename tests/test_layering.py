@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "llm_op_guard"
 # A stage imports itself and those before it. `__init__` is what users import: the stages behind it are programs.
 STAGES = [
     "errors",
+    "frozen",
     "policy",
     "contract",
     "native",

@@ -3,9 +3,8 @@
 A policy gives each cost class a setting: an action (`raise`, `warn`, `record`, `off`), a time (`sync`, `async`), or
 both; a time alone means raise. Class B, which reads tensors, may have a pace as well: `every=10` is every tenth call of
 an operator, `sample=0.01` a call in a hundred by chance. Rules that protect a memory access keep no pace (`guard.pace`)
-and are judged in the call, whatever the time (`guard.late`).
-Classes that it leaves open keep what was set before: by `set_policy`, by `LLM_OP_GUARD`, or by the guard's own
-defaults. `default=` says what becomes of the rules that only those defaults switch on.
+and are judged in the call, whatever the time (`guard.late`). Classes that it leaves open keep what was set before: by
+`set_policy`, by `LLM_OP_GUARD`, or by the guard's own defaults. `default=` is for the rules that only those switch on.
 
 Who wins: the innermost `with` block, then `set_policy`, then the environment, then the guard's defaults. Among the
 settings of `set_policy`, and among those of the environment, one for an operator beats one for all; of several that
@@ -20,12 +19,13 @@ import fnmatch
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from llm_op_guard.errors import PolicyError
+from llm_op_guard.frozen import frozen
 
 ENVIRONMENT_VARIABLE = "LLM_OP_GUARD"
 RECORD_VARIABLE = "LLM_OP_GUARD_RECORD"
@@ -52,7 +52,7 @@ class Time(StrEnum):
     ASYNC = "async"
 
 
-@dataclass(frozen=True)
+@frozen
 class Setting:
     """What happens with the rules of one class, and in which calls they are judged: every so many, or by chance.
 
@@ -110,7 +110,7 @@ def _pace(word: str, text: str) -> dict[str, Any] | None:
     return {name: value}
 
 
-@dataclass(frozen=True)
+@frozen
 class Policy:
     """The settings of the classes; None leaves a class as it was set before.
 
@@ -170,7 +170,7 @@ OFF = Policy(Setting(Action.OFF), Setting(Action.OFF))
 _NOTHING_SET = Policy()
 
 
-@dataclass(frozen=True)
+@frozen
 class Scoped:
     """A policy for the operators whose name or site matches a shell-style pattern; for all of them without one."""
 
@@ -197,7 +197,7 @@ class Scoped:
         return self.operator is None or any(fnmatch.fnmatchcase(name, self.operator) for name in names)
 
 
-@dataclass(frozen=True)
+@frozen
 class Layer:
     """Policies set at one place, the process or the environment: one for all operators, and scoped ones in order."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from llm_op_guard.contract.model import CostClass, DtypeName, DtypeSet
+from llm_op_guard.frozen import frozen
 
 DTYPE_NAMES = (
     "float64", "float32", "float16", "bfloat16",
@@ -44,7 +44,7 @@ ArgumentKind = Literal["tensor", "path", "owner", "int", "number", "shape", "seq
 RAW_KINDS = ("tensor", "owner", "shape", "sequence")
 
 
-@dataclass(frozen=True)
+@frozen
 class Function:
     """One function of the language: `arguments` are (name, kind); those past `required` may be left out.
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from llm_op_guard.contract.path import Path
 from llm_op_guard.faults.ingredients import SMALL_NUMBERS, Ingredient, Ingredients
+from llm_op_guard.frozen import frozen
 from llm_op_guard.guard.call import (
     Call,
     MappingSpec,
@@ -37,7 +38,7 @@ SENTINELS = (-1, -100)
 PAST_INT32 = 1 << 31
 
 
-@dataclass(frozen=True)
+@frozen
 class Edit:
     """A call that differs from another by one change."""
 

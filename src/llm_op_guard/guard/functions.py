@@ -9,12 +9,12 @@ import functools
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 from llm_op_guard.contract.solve import Undo
 from llm_op_guard.contract.vocabulary import FUNCTIONS
+from llm_op_guard.frozen import frozen
 from llm_op_guard.guard import memory
 from llm_op_guard.guard.call import answer_key
 from llm_op_guard.guard.reading import Broken, NotApplicable, is_a, is_plain_sequence, is_tensor, shape_of
@@ -345,7 +345,7 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-@dataclass(frozen=True)
+@frozen
 class Element:
     """One element of an argument of a value function, by the argument's published name; of a row, its index only."""
 
@@ -354,7 +354,7 @@ class Element:
     value: Any = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Located:
     """Where a value rule is broken, or a value stands: the first element, row or pair; how many such, of how many.
 

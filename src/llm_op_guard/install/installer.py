@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.parse import stub_signature
+from llm_op_guard.frozen import frozen
 from llm_op_guard.guard.guard import Guard
 from llm_op_guard.install.builtin import BuiltinSite, Replaced
 from llm_op_guard.install.producer import Producer
@@ -25,7 +26,7 @@ from llm_op_guard.policy import Policy
 logger = logging.getLogger("llm_op_guard")
 
 
-@dataclass(frozen=True)
+@frozen
 class Candidate:
     """A function that an integration has recognised: what guards it, or why nothing does.
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass
 from types import FunctionType
 
+from llm_op_guard.frozen import frozen
 from llm_op_guard.guard import fast, ledger
 from llm_op_guard.guard.asked import in_calls
 from llm_op_guard.guard.guard import Guard
@@ -86,7 +86,7 @@ class Site:
         return self.patch.disarm()
 
 
-@dataclass(frozen=True)
+@frozen
 class Refusal:
     """A place where no guard was put, and why."""
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 import tokenize
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.stubs import Stubs
+from llm_op_guard.frozen import frozen
 from llm_op_guard.install.installer import Candidate
 from llm_op_guard.install.recognise import Fingerprint, Refused, fingerprint, innermost
 from llm_op_guard.policy import Action, Policy, Setting
@@ -23,7 +23,7 @@ METADATA = Policy(A=Setting(Action.RAISE), B=Setting(Action.OFF))
 TOKEN_IDS = Policy(A=Setting(Action.RAISE), B=Setting(Action.RAISE))
 
 
-@dataclass(frozen=True)
+@frozen
 class Code:
     """A body of code that was read: where it stands, and the Transformers versions that have it.
 
@@ -35,7 +35,7 @@ class Code:
     reason: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class Family:
     """Functions that compute the same: their contract (`file:name`), and their code by fingerprint."""
 
@@ -44,7 +44,7 @@ class Family:
     defaults: Policy = METADATA
 
 
-@dataclass(frozen=True)
+@frozen
 class KnownCode:
     """Code that no contract is for, and that something is told by, by fingerprint: what it is for, and where it stands.
 
