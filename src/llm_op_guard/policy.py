@@ -21,12 +21,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Literal, Self
 
 from llm_op_guard.errors import PolicyError
 from llm_op_guard.frozen import frozen
 
+_Path = os.PathLike[str]
 ENVIRONMENT_VARIABLE = "LLM_OP_GUARD"
 RECORD_VARIABLE = "LLM_OP_GUARD_RECORD"
 INSTALL_VARIABLE = "LLM_OP_GUARD_INSTALL"
@@ -466,7 +466,7 @@ def libraries_to_install() -> tuple[str, ...]:
     return tuple(os.environ.get(INSTALL_VARIABLE, "").replace(",", " ").split())
 
 
-def set_for_children(startup: Path, libraries: Sequence[str], record: Path | None, default: Action | None) -> None:
+def set_for_children(startup: _Path, libraries: Sequence[str], record: _Path | None, default: Action | None) -> None:
     """Have the Python processes that this one starts guard these libraries, record to that file, and so on.
 
     `startup` is the folder of a `sitecustomize`, which Python runs when it starts.
@@ -481,7 +481,7 @@ def set_for_children(startup: Path, libraries: Sequence[str], record: Path | Non
 
 
 @contextlib.contextmanager
-def guarding_children(startup: Path, libraries: Sequence[str], record: Path, settings: str) -> Iterator[None]:
+def guarding_children(startup: _Path, libraries: Sequence[str], record: _Path, settings: str) -> Iterator[None]:
     """A `with` block in which that holds of the processes that are started; `settings` is their `LLM_OP_GUARD`.
 
     Where the environment has one already, it stays.

@@ -7,7 +7,6 @@ and print themselves with `ast.unparse`, so two spellings of one expression are 
 from __future__ import annotations
 
 import ast
-import hashlib
 from collections.abc import Iterator
 from dataclasses import field, replace
 from functools import cached_property
@@ -465,6 +464,8 @@ class Contract:
     @cached_property
     def hash(self) -> str:
         """Twelve hex digits of the SHA-256 of `text`."""
+        import hashlib  # noqa: PLC0415 - few need it
+
         return hashlib.sha256(self.text.encode()).hexdigest()[:12]
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import sys
 import warnings
@@ -350,6 +349,8 @@ class _Outcome:
         """What a check calls that leaves rules to a program which is compiled."""
         guard = self._guard
         # The same in every process, since graphs are kept on disk; another for another choice of rules.
+        import hashlib  # noqa: PLC0415 - few need it
+
         chosen = hashlib.sha256("\n".join(rule.rule.text for rule in rules).encode()).hexdigest()[:8]
         name = f"{guard.contract.hash} {chosen} {guard.site}{' result' if self._plan.after_call else ''}"
 

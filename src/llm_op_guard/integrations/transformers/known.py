@@ -6,7 +6,6 @@ import io
 import tokenize
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
 
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.stubs import Stubs
@@ -70,6 +69,8 @@ def contract_named(name: str, name_of_cache: str = "cache") -> Contract:
 
 @cache
 def _contracts(file: str, name_of_cache: str) -> Stubs:
+    from importlib import resources  # noqa: PLC0415 - few need it
+
     path = resources.files("llm_op_guard") / "contracts" / LIBRARY / f"{file}.contract"
     text = _renamed(path.read_text(encoding="utf-8"), "cache", name_of_cache)
     return Stubs(text, f"{LIBRARY}/{file}.contract")
