@@ -266,6 +266,15 @@ class TestWithTheStandardLibrary:
         assert not hasattr(Called(1), "__signature__")
 
 
+def test_a_class_without_a_docstring() -> None:
+    @frozen
+    class Bare:
+        x: int
+
+    assert Bare.__doc__ == "Bare"
+    assert Pair.__doc__ == "Nothing but what stands in a row."
+
+
 def test_post_init_is_refused() -> None:
     class Late:
         def __post_init__(self) -> None:

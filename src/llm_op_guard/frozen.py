@@ -39,6 +39,8 @@ def frozen(cls: Any = None, /, *, kw_only: bool = False) -> Any:
 def _define(cls: Any, *, kw_only: bool) -> Any:
     if hasattr(cls, "__post_init__"):
         raise TypeError(f"{cls.__qualname__}: @frozen calls no __post_init__")
+    if cls.__doc__ is None:  # a private class, or python -OO: `dataclasses` would work out a signature to stand there
+        cls.__doc__ = cls.__name__
     # What the class says itself is kept. Beside an `__eq__` of its own, Python has put the None for `__hash__`.
     own = {name for name, value in cls.__dict__.items() if name != "__hash__" or value is not None}
     cls = dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
