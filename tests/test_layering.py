@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "llm_op_guard"
 STAGES = [
     "errors",
     "frozen",
+    "log",
     "policy",
     "contract",
     "native",

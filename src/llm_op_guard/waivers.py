@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import threading
@@ -11,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from llm_op_guard.contract.expressions import suggestion
 from llm_op_guard.errors import PolicyError
+from llm_op_guard.log import log
 
 if TYPE_CHECKING:
     import datetime
     from pathlib import Path
 
-logger = logging.getLogger("llm_op_guard")
 
 FILE = "pyproject.toml"
 TABLE = "tool.llm-op-guard"
@@ -188,7 +187,7 @@ def _entries(path: Path) -> list[tuple[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        logger.warning("llm-op-guard cannot read %s, so no waiver in it holds: %s", path, error)
+        log().warning("llm-op-guard cannot read %s, so no waiver in it holds: %s", path, error)
         return []
     if "llm-op-guard" not in text:
         return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,9 +33,8 @@ from llm_op_guard.guard.run_time import operator as run_time_operator
 from llm_op_guard.guard.source import CheckSource, check_source
 from llm_op_guard.guard.traced import Local, comptime, constant, is_whole_program, may_break_graph, teller
 from llm_op_guard.guard.violation import Violation
+from llm_op_guard.log import log
 from llm_op_guard.policy import CLASSES, Action, Policy, current, native_wanted
-
-logger = logging.getLogger("llm_op_guard")
 
 
 class Reporter(Protocol):
@@ -293,9 +291,9 @@ class Guard:
             f"llm-op-guard failed while checking {self.operator} ({type(error).__name__}); the call went through "
             f"unchecked. This is a fault of the guard, not of the call; it is reported once for each site."
         )
-        logger.error(message)
+        log().error(message)
         # What an error says may be what a user wrote: only for who looks for it.
-        logger.debug("llm-op-guard failed while checking %s", self.operator, exc_info=error)
+        log().debug("llm-op-guard failed while checking %s", self.operator, exc_info=error)
         warn_of_inside(message)
 
 
@@ -304,7 +302,7 @@ def warn_of_inside(message: str) -> None:
     try:
         warnings.warn(GuardInternalWarning(message), stacklevel=3)
     except GuardInternalWarning:
-        logger.debug("warnings are errors here; the call goes through all the same")
+        log().debug("warnings are errors here; the call goes through all the same")
 
 
 class _Outcome:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import os
 import stat
 import sys
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from llm_op_guard.errors import GuardInternalWarning, PolicyError
 from llm_op_guard.guard.violation import Violation
+from llm_op_guard.log import log
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +32,6 @@ try:
 except ImportError:  # Windows: files are not rotated there while several processes write
     fcntl = None  # type: ignore[assignment]
 
-logger = logging.getLogger("llm_op_guard")
 
 _MOST_PLACES = 2000
 _MOST_NOTE = 1000
@@ -276,7 +275,7 @@ class JsonLines:
             f"llm-op-guard cannot record to {self.path} ({type(error).__name__}: {error}); guarded calls go on, and "
             f"counts are kept for the next attempt. This is said once."
         )
-        logger.error(message)
+        log().error(message)
         # Where warnings are errors the log has to do.
         with contextlib.suppress(GuardInternalWarning):
             warnings.warn(GuardInternalWarning(message), stacklevel=2)
