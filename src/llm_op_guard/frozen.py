@@ -63,38 +63,39 @@ def _define(cls: Any, *, kw_only: bool) -> Any:
 
 
 def _init(cls: Any, of_class: _Fields) -> _Method:
-    names = tuple(each.name for each in of_class)
-    positional = tuple(each.name for each in of_class if each.init and not each.kw_only)
+    names = [each.name for each in of_class]
+    positional = [each.name for each in of_class if each.init and not each.kw_only]
     count = len(names) if positional == names else None  # as many values in a row are all of them
-    accepted = frozenset(each.name for each in of_class if each.init)
-    required = frozenset(each.name for each in of_class if each.init and not _has_default(each))
 
     def all_of(values: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
         given = dict(zip(positional, values, strict=False)) | named
-        none_lost = len(given) == len(values) + len(named)
-        if not (none_lost and required <= given.keys() <= accepted):
-            _refuse(cls, values, named)
         state = {}
+        taken = 0
         for each in of_class:
             name = each.name
-            if name in given:
-                state[name] = given[name]
+            if each.init and name in given:
+                value = given[name]
+                taken += 1
             elif each.default_factory is not MISSING:
-                state[name] = each.default_factory()
-            elif each.init:
-                state[name] = each.default
+                value = each.default_factory()
+            elif not each.init:
+                continue
+            elif (value := each.default) is MISSING:
+                _refuse(cls, values, named)
+            state[name] = value
+        if taken != len(values) + len(named):
+            _refuse(cls, values, named)
         return state
 
     def init(self: object, /, *values: Any, **named: Any) -> None:
-        complete = not named and len(values) == count
-        for name, value in zip(names, values, strict=True) if complete else all_of(values, named).items():
-            _PUT(self, name, value)
+        if named or len(values) != count:
+            for name, value in all_of(values, named).items():
+                _PUT(self, name, value)
+        else:
+            for name, value in zip(names, values):  # noqa: B905 - as many as there are names
+                _PUT(self, name, value)
 
     return init
-
-
-def _has_default(each: Field[Any]) -> bool:
-    return each.default is not MISSING or each.default_factory is not MISSING
 
 
 def _refuse(cls: Any, values: tuple[Any, ...], named: dict[str, Any]) -> NoReturn:
@@ -130,9 +131,10 @@ def _hash(of_class: _Fields) -> _Method:
 
 
 def _values(names: list[str]) -> Callable[[object], tuple[Any, ...]]:
-    if len(names) > 1:
-        return attrgetter(*names)
-    return lambda instance: tuple([getattr(instance, name) for name in names])
+    if not names:
+        return lambda instance: ()  # noqa: ARG005
+    value = attrgetter(*names)
+    return value if len(names) > 1 else lambda instance: (value(instance),)
 
 
 def _refusals(cls: Any, of_class: _Fields) -> tuple[_Method, _Method]:

@@ -146,6 +146,8 @@ class Policy:
 
     def over(self, other: Policy) -> Policy:
         """The settings of this policy, and what `other` says of those that this one leaves open."""
+        if self is _NOTHING_SET or other is _NOTHING_SET:
+            return other if self is _NOTHING_SET else self
         return Policy(self.A or other.A, self.B or other.B, self.default or other.default)
 
     def over_defaults(self, defaults: Policy) -> Policy:
@@ -225,11 +227,8 @@ class Layer:
 
 
 def _without(policy: Policy, overruling: Policy) -> Policy:
-    return Policy(
-        None if overruling.A else policy.A,
-        None if overruling.B else policy.B,
-        None if overruling.default else policy.default,
-    )
+    kept = {name: getattr(policy, name) for name in (*CLASSES, "default") if not getattr(overruling, name)}
+    return Policy(**kept)
 
 
 def parse_environment(text: str) -> Layer:
