@@ -67,22 +67,22 @@ def _init(cls: Any, of_class: _Fields) -> _Method:
     positional = [each.name for each in of_class if each.init and not each.kw_only]
     count = len(names) if positional == names else None  # as many values in a row are all of them
 
+    rows = [(each.name, each.init, each.default, each.default_factory) for each in of_class]
+
     def all_of(values: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-        given = dict(zip(positional, values, strict=False)) | named
+        given = {**dict(zip(positional, values)), **named} if values else named  # noqa: B905 - counted below
         state = {}
         taken = 0
-        for each in of_class:
-            name = each.name
-            if each.init and name in given:
-                value = given[name]
+        for name, may_be_given, default, make in rows:
+            if may_be_given and name in given:
+                state[name] = given[name]
                 taken += 1
-            elif each.default_factory is not MISSING:
-                value = each.default_factory()
-            elif not each.init:
-                continue
-            elif (value := each.default) is MISSING:
-                _refuse(cls, values, named)
-            state[name] = value
+            elif make is not MISSING:
+                state[name] = make()
+            elif may_be_given:
+                if default is MISSING:
+                    _refuse(cls, values, named)
+                state[name] = default
         if taken != len(values) + len(named):
             _refuse(cls, values, named)
         return state

@@ -182,8 +182,6 @@ def _nearest_file() -> Path | None:
 
 def _entries(path: Path) -> list[tuple[str, Any]]:
     """The waiver tables of a file, each with its place in it. Raises PolicyError."""
-    import tomllib  # noqa: PLC0415 - few need it
-
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -191,6 +189,8 @@ def _entries(path: Path) -> list[tuple[str, Any]]:
         return []
     if "llm-op-guard" not in text:
         return []
+    import tomllib  # noqa: PLC0415 - few need it
+
     try:
         table: Any = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:

@@ -6,18 +6,16 @@ import ast
 import functools
 import inspect
 import linecache
+import symtable
 import tokenize
 import weakref
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from llm_op_guard.frozen import frozen
 from llm_op_guard.install.patch import is_call, original_code
 from llm_op_guard.install.wrapper import Parameters
-
-if TYPE_CHECKING:
-    from symtable import SymbolTable
 
 
 @frozen
@@ -244,8 +242,6 @@ def _parse(source: str) -> _Parsed | None:
         return None
     definition = _Strip().visit(definition)
     text = ast.unparse(definition)
-    import symtable  # noqa: PLC0415 - few need it
-
     tables = symtable.symtable(text, "<source>", "exec").get_children()
     table = next(table for table in tables if table.get_name() == definition.name)
     own = _Own(_digest(text), tuple(sorted(_outside(table))))
@@ -280,7 +276,7 @@ class _Strip(ast.NodeTransformer):
         return ast.copy_location(assignment, node)
 
 
-def _outside(table: SymbolTable) -> set[str]:
+def _outside(table: symtable.SymbolTable) -> set[str]:
     names = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global() and symbol.is_referenced()}
     return names.union(*(_outside(child) for child in table.get_children()))
 
