@@ -109,6 +109,7 @@ class Guard:
         self._pace = Pace(defaults, self.names, lambda judged: reporter.values_judged(self, judged))
         self._checks: dict[tuple[frozenset[CostClass], bool, bool, bool, bool, bool], Checks] = {}
         self._failed_inside = False
+        log()  # while the process can still import what it needs: a guard may fail when it ends
 
     @property
     def names(self) -> tuple[str, str]:
