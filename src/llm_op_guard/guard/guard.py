@@ -264,7 +264,7 @@ class Guard:
             "_lets_through": constant(self._lets_through_traced),
             "_comptime": comptime,
             "_distrust": distrusting(plan.forgets),
-            "_tell": teller(lambda local: outcome.traced(source, local)),
+            "_tell": teller(lambda local: outcome.traced(source, local), reason),
         }
         if accepting is not None:
             hooks |= {"_accepts": accepting.accepts, "_program": accepting.program}
