@@ -412,7 +412,7 @@ class _Outcome:
             if any_beyond(guard.contract, arguments):
                 return None
             effective = current(guard.defaults, guard.names)
-            told = frozenset("A") if is_tracing() else self._classes
+            told: frozenset[CostClass] = frozenset({"A"}) if is_tracing() else self._classes
             judged = frozenset(c for c in told if effective.action(c) is not Action.OFF)
             violations = explain(
                 guard.contract,

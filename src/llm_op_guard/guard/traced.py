@@ -80,7 +80,8 @@ def teller(error_of: Callable[[Local], GuardError | None], reason: str) -> Calla
                 error = error_of(lambda name: _value(context.get_local(name), translator))
                 if error is None:
                     return
-                handed_on = _both(type(error), dynamos)(error.message, error.violations)
+                ours: Any = type(error)
+                handed_on = _both(ours, dynamos)(error.message, error.violations)
             else:
                 handed_on = dynamos(reason)
                 handed_on.skip_frame = True
