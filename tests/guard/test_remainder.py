@@ -102,6 +102,25 @@ def test_a_declaration_is_taken_whole_where_some_of_it_is_left() -> None:
     assert "q.dtype" not in text
 
 
+PAST = "q: floating[N, H, L, D]\nk: any[N, H, L, D]\nmask: None | boolean[B, S]\n"
+PAST += "past: None | (floating[B, H, S, D], floating[B, H, S, D])"
+
+
+def test_what_is_left_is_compared_with_what_the_program_may_have_seen() -> None:
+    """Both of `past` surely tell S where they are there: they are no witnesses of each other alone."""
+
+    @og.guard(PAST)
+    def attention(q: Any, k: Any, past: Any = None, mask: Any = None) -> Any:
+        return q
+
+    q, past = torch.ones(1, 2, 3, 4), (torch.ones(1, 2, 5, 4),) * 2
+    for mask in (torch.ones(1, 5) > 0, None):
+        attention(q, q, past, mask)
+    attention(q, q, None, torch.ones(2, 7) > 0)
+    with pytest.raises(og.GuardError, match=r"mask.shape\[1\] = 6, expected S = 5"):
+        attention(q, q, past, torch.ones(1, 6) > 0)
+
+
 def test_what_a_check_after_the_call_asks_for() -> None:
     text = left_text(f"{GROUPED}\nreturns: floating[B, T, S]", "A")
     assert "B, T, _ = q.shape" in text
