@@ -401,15 +401,15 @@ def _report(libraries: tuple[str, ...]) -> Report:
     )
 
 
-def _adjust() -> None:
+def _adjust(*, wait: bool = True) -> None:
     for site in list(_user_sites):
-        site.adjust()
+        site.adjust(wait=wait)
     for installer in list(_installers.values()):
         installer.adjust()
 
 
 on_change(_adjust)
-_native_follower = Follower(_adjust)
+_native_follower = Follower(lambda: _adjust(wait=False))
 # Guards may have been off for a while: what was remembered about objects need not be so any more.
 on_change(memory.forget_all)
 

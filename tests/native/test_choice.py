@@ -113,3 +113,38 @@ def test_guards_from_before_torch_was_imported_are_native_afterwards() -> None:
     done = subprocess.run([sys.executable, "-c", LATER], capture_output=True, text=True, check=False, env=variables)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["4 False", "stopped", "(3, 4) 1"], "and Dynamo's import is watched no longer"
+
+
+GUARDED_BEFORE = """
+import faulthandler, sys, llm_op_guard as og
+from llm_op_guard.install.operation import GUARDED
+faulthandler.dump_traceback_later(60, exit=True)
+
+@og.guard("x: any[B, D]")
+def first(x):
+    return x
+
+@og.guard("x: any[D, D]")
+def second(x):
+    return x
+
+import torch
+print(*(getattr(f, GUARDED).guard.checks("AB").accepting is not None for f in (first, second)))
+print(tuple(first(torch.ones(2, 3)).shape))
+try:
+    second(torch.ones(2, 3))
+except og.GuardError:
+    print("stopped")
+"""
+
+
+@pytest.mark.parametrize("native", ["1", "0"])
+def test_a_function_may_be_guarded_before_torch_is_imported(native: str) -> None:
+    """Making the check of one imports torch, and that adjusts all guards there are."""
+    variables = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "LLM_OP_GUARD_NATIVE": native}
+    done = subprocess.run(
+        [sys.executable, "-c", GUARDED_BEFORE], capture_output=True, text=True, check=False, env=variables
+    )
+    assert done.returncode == 0, done.stderr
+    used = native == "1" and not isinstance(usable(), Refused)
+    assert done.stdout.splitlines() == [f"{used} {used}", "(2, 3)", "stopped"]

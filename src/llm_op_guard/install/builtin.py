@@ -89,9 +89,9 @@ class BuiltinSite(Site):
         self._place = place
         place.front, place.stand_in = front, _BuiltinStandIn(place.builtin, front)
 
-    def adjust(self) -> None:
+    def adjust(self, *, wait: bool = True) -> None:
         """As for any site; the builtin itself is there while the policy has nothing switched on."""
-        super().adjust()
+        super().adjust(wait=wait)
         if not self._place.set(on=self.patch.armed):
             log().warning("llm-op-guard steps aside at %s: somebody else put their own there", self.name)
 

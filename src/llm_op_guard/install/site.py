@@ -34,37 +34,52 @@ class Site:
         self._classes: frozenset[str] = frozenset()
         self._ways = (False, False, False, False, False)
         self._lock = threading.Lock()
+        self._again = False
 
     @property
     def name(self) -> str:
         """Where the guard is."""
         return self.guard.site
 
-    def adjust(self) -> None:
-        """Check what the policy has switched on, or give the function its own code back when that is nothing."""
-        with self._lock:
-            policies = anywhere(self.guard.defaults, self.guard.names)
-            classes = switched_on(policies) & self.guard.classes
-            settings = [policy.B for policy in policies if policy.B is not None]
-            noted, paced = ledger.is_on(), any(setting.is_paced for setting in settings)
-            late = not noted and "B" in classes and self._tells_late(settings)
-            ways = (noted, paced, in_calls(), late, fast.is_usable())
-            if classes == self._classes and ways == self._ways:
-                return
-            self._classes, self._ways = classes, ways
-            if not classes:
-                self._disarm()
-                return
-            wanted = [c for c in CLASSES if c in classes]
-            checks = self.guard.checks(wanted, noted=noted, paced=paced, late=late)
-            if self._binding is not None:
-                checks = checks._replace(before=self._binding.around(checks.before), accepting=None)
+    def adjust(self, *, wait: bool = True) -> None:
+        """Check what the policy has switched on, or give the function its own code back when that is nothing.
+
+        Making a check may import torch, and who imports it adjusts all sites when it is there. That must not `wait`:
+        whoever is at it does it once more.
+        """
+        self._again = True
+        while self._lock.acquire(blocking=wait):
             try:
-                self.patch.arm(checks.before, checks.after, noting if late else None, checks.accepting)
-                vars(self.function).setdefault("__wrapped__", self.patch.call)
-            except RuntimeError as error:
-                # Somebody patched the same function after us: theirs stays.
-                log().warning("llm-op-guard steps aside at %s: %s", self.name, error)
+                self._again = False
+                self._adjust()
+            finally:
+                self._lock.release()
+            if not self._again:
+                return
+
+    def _adjust(self) -> None:
+        policies = anywhere(self.guard.defaults, self.guard.names)
+        classes = switched_on(policies) & self.guard.classes
+        settings = [policy.B for policy in policies if policy.B is not None]
+        noted, paced = ledger.is_on(), any(setting.is_paced for setting in settings)
+        late = not noted and "B" in classes and self._tells_late(settings)
+        ways = (noted, paced, in_calls(), late, fast.is_usable())
+        if classes == self._classes and ways == self._ways:
+            return
+        self._classes, self._ways = classes, ways
+        if not classes:
+            self._disarm()
+            return
+        wanted = [c for c in CLASSES if c in classes]
+        checks = self.guard.checks(wanted, noted=noted, paced=paced, late=late)
+        if self._binding is not None:
+            checks = checks._replace(before=self._binding.around(checks.before), accepting=None)
+        try:
+            self.patch.arm(checks.before, checks.after, noting if late else None, checks.accepting)
+            vars(self.function).setdefault("__wrapped__", self.patch.call)
+        except RuntimeError as error:
+            # Somebody patched the same function after us: theirs stays.
+            log().warning("llm-op-guard steps aside at %s: %s", self.name, error)
 
     def _tells_late(self, settings: list[Setting]) -> bool:
         """Whether the verdict of a rule may come after its call, by these settings."""
