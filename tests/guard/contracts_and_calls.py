@@ -58,7 +58,7 @@ def declared(draw: st.DrawFn) -> str:
         return f"like({draw(st.sampled_from(['x', 'y', 'box.w']))})"
     if kind == 8:
         return draw(st.sampled_from(["None | int | ", "None | T[B, L] | "])) + tensor(draw)
-    return f"({tensor(draw)}, {tensor(draw)})"
+    return f"{draw(st.sampled_from(['', 'None | ']))}({tensor(draw)}, {tensor(draw)})"
 
 
 def condition(draw: st.DrawFn, depth: int = 0) -> str:

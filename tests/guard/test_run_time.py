@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -348,3 +350,24 @@ def test_a_block_that_switches_values_off_holds_while_the_program_runs() -> None
         assert program(torch.full((2,), NAN)).isnan().all()
     with pytest.raises(og.GuardError):
         program(torch.full((2,), NAN))
+
+
+FIRST_IN_THREADS = """
+import sys
+import threading
+import torch
+from llm_op_guard.guard import run_time
+
+sys.setswitchinterval(1e-6)
+barrier, defined = threading.Barrier(8), []
+work = lambda: (barrier.wait(), defined.append(run_time.operator()))
+threads = [threading.Thread(target=work) for _ in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(len(defined), len(set(map(id, defined))))
+"""
+
+
+def test_threads_that_make_the_first_guards_at_once_define_the_operator_once() -> None:
+    done = subprocess.run([sys.executable, "-c", FIRST_IN_THREADS], capture_output=True, text=True, check=True)
+    assert done.stdout == "8 1\n", done.stderr

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
@@ -298,9 +299,19 @@ def answering(asked: Asked, names: Names) -> dict[str, Callable[..., Any]]:
     return {"ask": ask, "answer": answer, "owner": constant(lambda: of[0])}
 
 
-@cache
 def operator() -> Any:
     """`llm_op_guard::judge`, defined when the first guard with deferred rules is made."""
+    import torch  # noqa: F401, PLC0415 - before the lock: who imports it may hold a lock, and come here
+
+    with _defining:  # torch lets nobody define it twice
+        return _defined()
+
+
+_defining = threading.RLock()
+
+
+@cache
+def _defined() -> Any:
     import torch  # noqa: PLC0415 - a guard is made before its program imports torch, perhaps; not this one
 
     library: Any = torch.library.Library(LIBRARY, "DEF")  # type: ignore[no-untyped-call]
