@@ -18,6 +18,8 @@ from llm_op_guard.policy import ENVIRONMENT_VARIABLE, INSTALL_VARIABLE, RECORD_V
 
 # The two cores that the suite is made for: more threads only wait for each other on tensors this small.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+for _variable in (ENVIRONMENT_VARIABLE, INSTALL_VARIABLE, RECORD_VARIABLE, TRACK_VARIABLE):
+    os.environ.pop(_variable, None)
 
 TINY = {
     "vocab_size": 96,
@@ -48,12 +50,15 @@ def shipped_once() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def clean_slate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No guards, the default policy, an empty record; whatever a test leaves behind is taken away."""
-    for variable in (ENVIRONMENT_VARIABLE, INSTALL_VARIABLE, RECORD_VARIABLE, TRACK_VARIABLE):
-        monkeypatch.delenv(variable, raising=False)
+@pytest.fixture(autouse=True, scope="session")
+def clean_start() -> None:
+    """What the environment of the run said when the library was imported is forgotten."""
     _forget()
+
+
+@pytest.fixture(autouse=True)
+def clean_slate() -> Iterator[None]:
+    """Whatever a test leaves behind is taken away: guards, policies, what is on record."""
     yield
     _forget()
 
