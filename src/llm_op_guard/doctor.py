@@ -63,14 +63,22 @@ def examine(library: str, modules: Sequence[str]) -> Findings:
 
 
 def _native() -> Group:
-    """Whether metadata is checked natively here, and of which contracts it is not and why."""
+    """Whether metadata is checked natively here, and which contracts have rules of which it is not, and why."""
     extension = fast.usable()
     if isinstance(extension, NotNative):
         return Group(f"no, in Python: {extension.reason}", [])
     contracts = {site.guard.contract.id: site.guard.contract for site in api.sites() if "A" in site.guard.classes}
-    why = {name: reason for name, contract in contracts.items() if (reason := fast.refusal(contract)) is not None}
-    title = f"yes, for {len(contracts) - len(why)} of the {len(contracts)} contracts that are used here"
-    return Group(title, [f"{name}: {reason}" for name, reason in sorted(why.items())])
+    lines: list[str] = []
+    in_part = 0
+    for name, contract in sorted(contracts.items()):
+        native, reasons = fast.in_python(contract)
+        if reasons:
+            in_part += native
+            more = f", and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+            lines.append(f"{name}{' (in part)' if native else ''}: {reasons[0]}{more}")
+    whole = len(contracts) - len(lines)
+    title = f"yes, for {whole} of the {len(contracts)} contracts that are used here"
+    return Group(f"{title}, and in part for {in_part}" if in_part else title, lines)
 
 
 def _short(site: str) -> str:

@@ -14,13 +14,14 @@ import torch
 from contracts_and_calls import PARAMETERS, calls, contract_bodies, remember
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from test_equivalence import explained, loaded
+from test_equivalence import assert_agreement, explained, loaded
 
 import llm_op_guard
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.parse import parse_body
-from llm_op_guard.guard.fast import refusal, usable
-from llm_op_guard.guard.lower import lower
+from llm_op_guard.guard import lower as lowering
+from llm_op_guard.guard.fast import in_python, usable
+from llm_op_guard.guard.lower import Lowered, lower
 from llm_op_guard.guard.plan import plan_check
 from llm_op_guard.native import extension
 from llm_op_guard.native.program import Op, Program, Refused
@@ -35,9 +36,14 @@ EXAMPLES = settings(
 )
 
 
-def program_of(contract: Contract) -> Program | Refused:
+def lowered_of(contract: Contract) -> Lowered | Refused:
     plan = plan_check(contract, {"A"})
     return Refused("it has no rules about metadata") if plan is None else lower(plan)
+
+
+def program_of(contract: Contract) -> Program | Refused:
+    lowered = lowered_of(contract)
+    return lowered if isinstance(lowered, Refused) else lowered.program
 
 
 def judged(contract: Contract, arguments: dict[str, Any]) -> bool | None:
@@ -54,14 +60,28 @@ def judged(contract: Contract, arguments: dict[str, Any]) -> bool | None:
 @given(contract_bodies(), st.lists(calls(), min_size=1, max_size=6), st.booleans())
 def test_as_explain_says(body: list[list[str]], some_calls: list[dict[str, Any]], autocast: bool) -> None:
     contract = loaded(body)
-    program = program_of(contract)
-    assume(isinstance(program, Program))
+    lowered = lowered_of(contract)
+    assume(isinstance(lowered, Lowered))
+    assert isinstance(lowered, Lowered)
     with torch.autocast("cpu", enabled=autocast):
         for arguments in some_calls:
             said = judged(contract, arguments)
-            if said is not None:
+            if said is False or (said and lowered.left is None):
                 expected = explained(contract, arguments, ("A",))
                 assert said is not bool(expected), (contract.text, arguments, expected)
+
+
+@EXAMPLES
+@given(contract_bodies(), st.lists(calls(), min_size=1, max_size=4), st.booleans())
+def test_with_what_is_left_to_python(body: list[list[str]], some_calls: list[dict[str, Any]], autocast: bool) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lowering, "_LEAST_SPARED", 0)
+        contract = loaded(body)
+        plans = [plan_check(contract, classes) for classes in ({"A"}, {"A", "B"})]
+        lowered = [lower(plan) for plan in plans if plan is not None]
+        assume(any(isinstance(part, Lowered) and part.left is not None for part in lowered))
+        with torch.autocast("cpu", enabled=autocast):
+            assert_agreement(contract, some_calls)
 
 
 # Each with the calls that keep its rules, and those that break one.
@@ -187,7 +207,7 @@ CONTRACTS = sorted(Path(str(resources.files(llm_op_guard))).glob("contracts/*/*.
 def test_most_shipped_contracts_have_a_program() -> None:
     shipped = [contract for path in CONTRACTS for contract in llm_op_guard.load(path).values()]
     metadata = [contract for contract in shipped if plan_check(contract, {"A"}) is not None]
-    without = {contract.name: reason for contract in metadata if (reason := refusal(contract)) is not None}
+    without = {contract.name: reasons for contract in metadata if (reasons := in_python(contract)[1])}
     assert len(without) <= 12, without
     for contract in metadata:
         if contract.name not in without:
@@ -237,10 +257,16 @@ def test_a_proxy_of_a_tensor_is_one(body: str, broken: bool) -> None:
 
 REFUSED = {
     "require(n ** 2 == 4)": "no operation says n ** 2",
-    "ensure(result is None)": "what it learns is needed after the call",
+    "ensure(result is None)": "all of it is asked after the call",
+    "x: any[D]\nensure(result == D)": "most of it is about values or results, or hangs on what is",
+    "v = n ** 2\nrequire(v == 4)\nx: any[v]": "no operation says n ** 2",
     "require(finite(x))": "it has no rules about metadata",
     "require(n in divisors(12))": "what divisors(12) holds is not written out",
+}
+LEFT = {
     "x: any[D] = why(certain=False)\ny: (any[D], any[D])": "(any[D], any[D]) is no tensor and no plain scalar",
+    "x: any[D]\ny: any[D]\nz: any[D]\nrequire(n ** 2 == 4)": "no operation says n ** 2",
+    "x: any[D]\ny: any[D]\nz: any[D]\nensure(result is None)": "",
 }
 
 
@@ -250,3 +276,11 @@ def test_what_has_no_program_says_why(body: str) -> None:
     program = program_of(contract)
     assert isinstance(program, Refused)
     assert REFUSED[body] in program.reason
+
+
+@pytest.mark.parametrize("body", LEFT)
+def test_what_is_left_to_python_says_why(body: str) -> None:
+    lowered = lowered_of(parse_body(body, "operator", PARAMETERS))
+    assert isinstance(lowered, Lowered)
+    assert lowered.left is not None
+    assert lowered.reasons == ((LEFT[body],) if LEFT[body] else ())

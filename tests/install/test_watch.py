@@ -190,7 +190,8 @@ def test_a_module_that_replaces_itself(make: Make, watch: ModuleWatch, log: Log)
 
 @pytest.mark.parametrize("name", ["__hello__", "xxsubtype"])
 def test_frozen_and_builtin_modules(log: Log, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    if importlib.util.find_spec(name) is None:
+    spec = importlib.util.find_spec(name)
+    if spec is None or not isinstance(spec.loader, type):
         pytest.skip(f"this Python is built without {name}")
     monkeypatch.delitem(sys.modules, name, raising=False)
     watch = ModuleWatch(lambda wanted: wanted == name, log.loaded.append, log.fail)

@@ -29,7 +29,6 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNor
 
 import llm_op_guard as og
 from llm_op_guard import api
-from llm_op_guard.guard.fast import Accepting
 from llm_op_guard.guard.guard import Guard
 
 Model = Any
@@ -57,14 +56,14 @@ def counted(**policy: str) -> Iterator[Counter[str]]:
 
         if checks.accepting is None:
             return checks._replace(before=counting)
-        accepts, program = checks.accepting
+        accepts = checks.accepting.accepts
 
         def accepting(program: Any, *arguments: Any) -> bool:
             accepted = accepts(program, *arguments)
             ran[name] += accepted
             return accepted
 
-        return checks._replace(before=counting, accepting=Accepting(accepting, program))
+        return checks._replace(before=counting, accepting=checks.accepting._replace(accepts=accepting))
 
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setattr(Guard, "checks", checks)

@@ -301,9 +301,11 @@ def test_sync_where_the_policy_says_so(stream: Stream) -> None:
 
 
 def test_without_a_time_it_is_async_where_torch_has_devices(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = sys.modules["llm_op_guard.install.site"]
+    monkeypatch.setattr(site, "has_devices", lambda: False)
     with pytest.raises(og.GuardError):
         guarded()(bad(), IDS)
-    monkeypatch.setattr(sys.modules["llm_op_guard.install.site"], "has_devices", lambda: True)
+    monkeypatch.setattr(site, "has_devices", lambda: True)
     guarded()(bad(), IDS)
     assert len(stream.work) == 2, "one for the arguments, one for the result"
 

@@ -79,7 +79,7 @@ class Measured:
 class InPython(Guard):
     """A guard as it is where there is no extension."""
 
-    def accepted_by(self, plan: Plan) -> Accepting | None:  # noqa: ARG002 - as the guard's
+    def accepted_by(self, plan: Plan, *, noted: bool = False) -> Accepting | None:  # noqa: ARG002 - as the guard's
         """Nothing."""
         return None
 
@@ -102,7 +102,7 @@ def guarded(function: Any, contract: Contract, kind: type[Guard] = Guard) -> Sit
 def why_not_native(contract: Contract) -> str:
     """Why the metadata rules of a contract are not checked natively here; empty where they are."""
     native = fast.usable()
-    return native.reason if isinstance(native, Refused) else fast.refusal(contract) or ""
+    return native.reason if isinstance(native, Refused) else "; ".join(fast.in_python(contract)[1])
 
 
 def measure(operator: Operator | Absent, *, rounds: int, block: float) -> Measured:

@@ -62,7 +62,7 @@ _FULL = _Extent(
         Work("tiny", "prefill", 1, 100),
         Work("tiny", "prefill", 8, 100),
         Work("12 layers", "decode", 1, 100),
-        Work("12 layers", "decode", 8, 60),
+        Work("12 layers", "decode", 8, 120),
         Work("12 layers", "prefill", 1, 40),
         Work("12 layers", "prefill", 8, 30),
     ),

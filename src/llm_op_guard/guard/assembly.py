@@ -48,6 +48,14 @@ class Assembly:
         """Write one instruction."""
         self._code.append((op, operands))
 
+    def mark(self) -> tuple[int, int]:
+        """How much is written."""
+        return len(self._code), len(self.forms)
+
+    def back_to(self, mark: tuple[int, int]) -> None:
+        """Take back what was written since."""
+        del self._code[mark[0] :], self.forms[mark[1] :]
+
     def put(self, label: Label) -> None:
         """Say that a label stands in front of the next instruction."""
         label.place = len(self._code)

@@ -9,33 +9,41 @@ from typing import Any, NamedTuple
 
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.guard import reading
-from llm_op_guard.guard.lower import lower
+from llm_op_guard.guard.lower import Lowered, lower
 from llm_op_guard.guard.plan import Plan, plan_check
+from llm_op_guard.guard.remainder import remainder
 from llm_op_guard.native import extension
-from llm_op_guard.native.program import Program, Refused
+from llm_op_guard.native.program import Refused
 
 
 class Accepting(NamedTuple):
-    """`accepts(program, *arguments)` is true where a call is right; anything else is the Python check's to say.
+    """`accepts(program, *arguments)` is true where a call is right but for `left`, the plan of what Python still does.
 
-    Dynamo takes it for False.
+    Where that is None nothing is left. What else it says is the Python check's to judge. Dynamo takes it for False.
     """
 
     accepts: Callable[..., bool]
     program: Any
+    left: Plan | None
 
 
-def accepted_by(plan: Plan) -> Accepting | None:
-    """What accepts the calls that a check would, at a small part of its price; None where there is no such thing."""
-    program = _program(plan)
-    if isinstance(program, Refused):
+def accepted_by(plan: Plan, *, noted: bool = False) -> Accepting | None:
+    """What accepts the calls that a check would, at a small part of its price; None where there is no such thing.
+
+    A `noted` call leaves something to do in Python, whatever its plan.
+    """
+    lowered = _lowered(plan)
+    if isinstance(lowered, Refused):
         return None
-    if program.tensors:
+    if lowered.program.tensors:
         # A guard may be made before its program imports torch; a contract with tensors in it needs the real class.
         with contextlib.suppress(ImportError):
             importlib.import_module("torch")
     native = usable()
-    return None if isinstance(native, Refused) else Accepting(native.accepts, extension.made(native, program))
+    if isinstance(native, Refused):
+        return None
+    left = remainder(plan, ()) if noted and lowered.left is None else lowered.left
+    return Accepting(native.accepts, extension.made(native, lowered.program), left)
 
 
 def usable() -> Any:
@@ -48,21 +56,19 @@ def is_usable() -> bool:
     return not isinstance(usable(), Refused)
 
 
-def refusal(contract: Contract) -> str | None:
-    """Why the metadata rules of a contract are checked in Python; None where a program checks them."""
+def in_python(contract: Contract) -> tuple[bool, tuple[str, ...]]:
+    """Whether a program checks metadata rules of a contract, and why others, or all, are checked in Python."""
     plan = plan_check(contract, {"A"})
-    if plan is None:
-        return "it has no rules about metadata"
-    program = _program(plan)
-    return program.reason if isinstance(program, Refused) else None
+    lowered = Refused("it has no rules about metadata") if plan is None else _lowered(plan)
+    if isinstance(lowered, Refused):
+        return False, (lowered.reason,)
+    return True, lowered.reasons
 
 
-def _program(plan: Plan) -> Program | Refused:
-    """Made once for all guards of a contract, of its rules about metadata."""
-    if any(step.clause.cost_class != "A" for step in plan.steps):
-        return Refused("it reads the values of tensors")
-    made, key = plan.contract.plans, ("program", plan.parameters, plan.after_call)
+def _lowered(plan: Plan) -> Lowered | Refused:
+    """Made once for all guards of a contract, which keeps the steps."""
+    made, key = plan.contract.plans, ("program", id(plan.steps), plan.parameters)
     if key not in made:
         made[key] = lower(plan)
-    program: Program | Refused = made[key]
-    return program
+    lowered: Lowered | Refused = made[key]
+    return lowered

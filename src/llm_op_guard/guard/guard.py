@@ -32,7 +32,7 @@ from llm_op_guard.guard.plan import Plan, plan_check
 from llm_op_guard.guard.reading import Snapshot, is_tracing
 from llm_op_guard.guard.run_time import Judge, answering, can_wait, kinds_of, numbers_of
 from llm_op_guard.guard.run_time import operator as run_time_operator
-from llm_op_guard.guard.source import CheckSource, check_source
+from llm_op_guard.guard.source import CheckSource, Native, check_source
 from llm_op_guard.guard.traced import Local, comptime, constant, is_whole_program, may_break_graph, teller
 from llm_op_guard.guard.violation import Violation
 from llm_op_guard.policy import CLASSES, Action, Policy, current, native_wanted
@@ -194,16 +194,16 @@ class Guard:
         after = plan_check(self.contract, classes, after_call=True)
         if before is not None:
             before = before.with_parameters(self.parameters)
-        accepting = None if before is None or noted else self.accepted_by(before)
+        accepting = None if before is None else self.accepted_by(before, noted=noted)
         return Checks(
             _nothing if before is None else self._compiled(before, classes, noted, late, accepting),
-            None if after is None else self._compiled(after, classes, noted, late, None),
-            accepting if self._tally is None else None,
+            None if after is None else self._compiled(after, classes, noted, late),
+            accepting if self._tally is None and accepting is not None and accepting.left is None else None,
         )
 
-    def accepted_by(self, plan: Plan) -> Accepting | None:
+    def accepted_by(self, plan: Plan, *, noted: bool = False) -> Accepting | None:
         """What accepts right calls before the check is asked, if anything does."""
-        return accepted_by(plan)
+        return accepted_by(plan, noted=noted)
 
     def _side(self, when: Literal["entering", "leaving"], classes: Iterable[CostClass] = ()) -> Side:
         """What the ledger calls one side of the operator; a result is valid where one of these classes judges it."""
@@ -238,13 +238,23 @@ class Guard:
         return check_source(plan.with_parameters(self.parameters)).text if plan is not None else ""
 
     def _compiled(
-        self, plan: Plan, classes: frozenset[CostClass], noted: bool, late: bool, accepting: Accepting | None
+        self,
+        plan: Plan,
+        classes: frozenset[CostClass],
+        noted: bool,
+        late: bool,
+        accepting: Accepting | None = None,
+        *,
+        is_left: bool = False,
     ) -> FunctionType:
         outcome = _Outcome(self, plan, classes)
         reason = (
             f"a call of {self.operator} breaks its contract ({self.contract.id}); without fullgraph it is explained"
         )
-        source = self._source_of(plan, classes, noted, late, accepting is not None)
+        native: Native = "left" if is_left else "no"
+        if accepting is not None:
+            native = "first" if accepting.left is None else "first, and some is left"
+        source = self._source_of(plan, classes, noted, late, native)
         failed = outcome.failed_after if plan.after_call else outcome.failed
         hooks: dict[str, Any] = {
             "_failed": _untraced(failed, reason),
@@ -260,6 +270,8 @@ class Guard:
         }
         if accepting is not None:
             hooks |= {"_accepts": accepting.accepts, "_program": accepting.program}
+            if accepting.left is not None:
+                hooks["_left"] = self._compiled(accepting.left, classes, noted, late, is_left=True)
         if source.late:
             hooks["_late"] = LateRules(self, source.late, count=not plan.after_call)
         if source.deferred:
@@ -267,7 +279,7 @@ class Guard:
         return compile_check(source, f"{self.operator}{' result' if plan.after_call else ''}", hooks)
 
     def _source_of(
-        self, plan: Plan, classes: frozenset[CostClass], noted: bool, late: bool, native: bool
+        self, plan: Plan, classes: frozenset[CostClass], noted: bool, late: bool, native: Native
     ) -> CheckSource:
         """The source of a check, written once for all guards of the contract: a model has the same norm many times."""
         made, counted = self.contract.plans, self._tally is not None

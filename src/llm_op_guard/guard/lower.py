@@ -1,7 +1,8 @@
 """Plan → program of the native check, or why there is none. Pure: nothing is loaded or run here.
 
-A program says yes where the Python check would say yes, and no where that would not; what it cannot tell is the Python
-check's to say. It stands only in front of checks before a call that leave nothing behind.
+A program says yes where the steps that it has would say yes in Python, and no where one would not; what it cannot tell
+is the Python check's to say. Steps that no program can say, and those that need what they give, are left to Python:
+`remainder` says what that comes to.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from llm_op_guard.contract.model import (
     Alternative,
@@ -39,6 +41,7 @@ from llm_op_guard.contract.path import Path
 from llm_op_guard.guard.assembly import Assembly, Label, NoProgram, Operand
 from llm_op_guard.guard.expression_program import Expressions, device_set, dtype_set
 from llm_op_guard.guard.plan import Plan
+from llm_op_guard.guard.remainder import remainder
 from llm_op_guard.guard.steps import (
     Agree,
     Decide,
@@ -49,6 +52,7 @@ from llm_op_guard.guard.steps import (
     Read,
     Solve,
     Step,
+    Telling,
     directly_checked,
     late_device,
     late_dtype,
@@ -58,20 +62,40 @@ from llm_op_guard.native.program import Kind, Op, Program, Refused
 _KINDS = {"int": Kind.INT, "float": Kind.FLOAT, "bool": Kind.BOOL, "str": Kind.STR, "dict": Kind.DICT}
 
 
-def lower(plan: Plan) -> Program | Refused:
-    """The program of a check, or the first thing in it that no program can say."""
-    if plan.after_call:
-        return Refused("it is asked after the call")
-    if plan.has_later:
-        return Refused("what it learns is needed after the call")
+# What a program costs to ask is what Python takes for one or two steps: as much as a tensor that only tells spares.
+_LEAST_SPARED = 3
+
+
+class Lowered(NamedTuple):
+    """A program, the plan of what it leaves to Python (None: nothing), and the reasons in words.
+
+    That a step is about values, or hangs on another that is left, is no reason that is given.
+    """
+
+    program: Program
+    left: Plan | None
+    reasons: tuple[str, ...]
+
+
+def lower(plan: Plan) -> Lowered | Refused:
+    """The program of a check, or why there is none that spares Python anything."""
+    if plan.after_call or not plan.steps:
+        return Refused("all of it is asked after the call")
+    lowering = _Lowering(plan)
     try:
-        return _Lowering(plan).program()
+        program = lowering.program()
     except NoProgram as refusal:
         return Refused(str(refusal))
+    left = remainder(plan, lowering.left) if lowering.left or plan.has_later or plan.forgets else None
+    again = frozenset(map(id, left.steps)) if left is not None else frozenset()
+    if left is not None and sum(id(step) not in again for step in plan.steps) < _LEAST_SPARED:
+        most = "most of it is about values or results, or hangs on what is"
+        return Refused(next(iter(lowering.reasons), most))
+    return Lowered(program, left, tuple(lowering.reasons))
 
 
 class _Lowering:
-    """Writes the steps of one check."""
+    """Writes the steps of one check, but for those that are `left`, some of them for `reasons`."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -80,18 +104,30 @@ class _Lowering:
         self.expressions = Expressions(plan.contract, self.asm)
         self.no = Label()
         self.cannot = Label()
+        self.left: list[Step] = []
+        self.reasons: list[str] = []
+        # The names and facts that steps which are left would have told, and the declarations that begin with one.
+        self._untold: set[str] = set()
+        self._undeclared: set[tuple[int, Path]] = set()
 
     def program(self) -> Program:
         opened: list[tuple[Given, Label]] = []
         for step in self.plan.steps:
-            if step.clause.cost_class != "A" or step.clause.eager:
-                raise NoProgram(f"{_named(step.clause.statement)} asks functions that only Python has")
+            if self.is_beyond(step):
+                self.leave(step)
+                continue
             self.enter(step.given, opened)
-            done = Label()
+            mark, done = self.asm.mark(), Label()
             if not isinstance(step, Match | Read):  # what a tensor tells is there
                 self.asm.emit(Op.ON_ABSENT, done)
-            self.step(step, done)
-            self.asm.put(done)
+            try:
+                self.step(step, done)
+            except NoProgram as refusal:
+                self.asm.back_to(mark)
+                self.reasons.append(str(refusal))
+                self.leave(step)
+            else:
+                self.asm.put(done)
         self.enter((), opened)
         self.asm.emit(Op.YES)
         self.asm.put(self.no)
@@ -99,6 +135,30 @@ class _Lowering:
         self.asm.put(self.cannot)
         self.asm.emit(Op.CANNOT)
         return self.asm.assembled()
+
+    def is_beyond(self, step: Step) -> bool:
+        """Whether a step is about values, or hangs on what one that is left would have told."""
+        if step.clause.cost_class != "A":
+            return True
+        if step.clause.eager:
+            self.reasons.append(f"{_named(step.clause.statement)} asks functions that only Python has")
+            return True
+        # A size that only Python has seen might be another than the one that is solved for.
+        needs = step.needs | step.gives if isinstance(step, Solve) else step.needs
+        return (
+            not self._untold.isdisjoint(needs)
+            or any(given.name in self._untold for given in step.given)
+            or (isinstance(step, Agree | Solve) and (id(step.clause), step.path) in self._undeclared)
+        )
+
+    def leave(self, step: Step) -> None:
+        """Leave a step to Python."""
+        self.left.append(step)
+        self._untold |= step.gives
+        if isinstance(step, Telling) and step.fact is not None:
+            self._untold.add(step.fact)
+        if isinstance(step, Match):
+            self._undeclared.add((id(step.clause), step.path))
 
     def enter(self, given: tuple[Given, ...], opened: list[tuple[Given, Label]]) -> None:
         """Leave the branches that a step does not stand in, and enter those that it does; neighbours share them."""

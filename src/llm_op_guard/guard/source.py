@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from llm_op_guard.contract.model import DtypeName, DtypeSet
 from llm_op_guard.contract.path import Path
@@ -25,6 +25,11 @@ from llm_op_guard.guard.steps import Agree, Decide, Demand, Given, Keep, Let, Ma
 from llm_op_guard.guard.type_source import TypeWriter
 
 CHECK = "check"
+
+
+# What a check has to do with the native program of its contract: nothing; it asks that first, and where that accepts a
+# call there is nothing left to do, or what `_left` does; it is what is left. None of the last is ever traced.
+Native = Literal["no", "first", "first, and some is left", "left"]
 
 
 @dataclass(frozen=True)
@@ -49,15 +54,14 @@ class CheckSource:
 
 
 def check_source(
-    plan: Plan, *, counted: bool = False, noted: bool = False, late: bool = False, native: bool = False
+    plan: Plan, *, counted: bool = False, noted: bool = False, late: bool = False, native: Native = "no"
 ) -> CheckSource:
     """The source of the function `check` for a plan.
 
     Before the call it takes `plan.parameters` and returns what the check after the call needs; after the call it
     takes `(result, state)`. `counted` adds one tally for each checked call, `noted` a note of what was
     accepted, which is returned where no check comes after. `late` asks of rules that may be told late whether they can
-    be, before it judges them. `native` asks a program first: what that accepts is right. The names that begin with an
-    underscore are those that `compile` puts in its namespace.
+    be, before it judges them. The names that begin with an underscore are those that `compile` puts in its namespace.
     """
     writer = _CheckWriter(plan, counted, noted, late, native)
     names = writer.draft.names
@@ -69,7 +73,7 @@ Block = tuple[tuple[Given, ...], list[str]]
 
 
 class _CheckWriter:
-    def __init__(self, plan: Plan, counted: bool, noted: bool, late: bool, native: bool) -> None:
+    def __init__(self, plan: Plan, counted: bool, noted: bool, late: bool, native: Native) -> None:
         self.plan = plan
         self.counted = counted
         self.noted = noted
@@ -78,6 +82,7 @@ class _CheckWriter:
         self.deferred: list[Deferred] = []
         self.asks_late = late
         self.native = native
+        self.is_left = native == "left"
         self.late: list[LateRule] = []
 
     def text(self) -> str:
@@ -91,7 +96,7 @@ class _CheckWriter:
             is_untraced = step.clause.cost_class == "B" or step.clause.eager
             if lines:
                 blocks.append((is_untraced, (step.given, lines)))
-            if is_untraced:
+            if is_untraced and not self.is_left:
                 later = list(self._while_tracing(step, lines, unknown))
                 if later:
                     traced.append((step.given, later))
@@ -103,7 +108,7 @@ class _CheckWriter:
             untraced.append(f"_tokens = {self._forgets()}")
         if self.late:
             untraced = ["_taken = []", *untraced, "_late.send(_taken)"]
-        body = always + (["if not _tracing():", *indented(untraced)] if untraced else [])
+        body = always + list(self._untraced(untraced))
         if self.deferred:
             body += ["elif _defers():", *indented(self._nested(traced))]
         return "\n".join([*self._head(), *indented(self._frame(body)), ""])
@@ -130,32 +135,30 @@ class _CheckWriter:
                 yield f"    {self._forgets()}"
             yield "    return None"
         if self.plan.forgets and not self.plan.after_call:
-            yield "if _tracing():"
-            yield "    _comptime()(_distrust)"
+            if not self.is_left:
+                yield "if _tracing():"
+                yield "    _comptime()(_distrust)"
             yield "_tokens = ()"
         for name in sorted(self.draft.maybe - set(self.plan.known) if self.plan.after_call else self.draft.maybe):
             yield f"{self.draft.names.own(name)} = None"
         if self.draft.doubts:
             yield "_doubts = []"
         if self.counted and not self.plan.after_call:
-            yield "if not _tracing():"
-            yield "    _tally()"
+            yield from self._untraced(["_tally()"])
         state = list(self._state())
         if self.late:
-            yield "if not _tracing():"
-            yield "    _error = _late.told()"
-            yield "    if _error is not None:"
-            yield "        raise _error"
+            yield from self._untraced(["_error = _late.told()", "if _error is not None:", "    raise _error"])
         yield "try:"
         yield from indented([*body, *state] or ["pass"])
         yield "except Exception:  # anything but a plain yes: explain decides"
         yield "    pass"
         yield "else:"
         yield from indented(self._accepted(arguments, "_state" if state else "None"))
-        yield "if _tracing():"
-        yield "    if _lets_through():"
-        yield "        return None"
-        yield "    _comptime()(_tell)"
+        if not self.is_left:
+            yield "if _tracing():"
+            yield "    if _lets_through():"
+            yield "        return None"
+            yield "    _comptime()(_tell)"
         # Raised here, so that a traceback shows none of the frames that explain.
         yield f"_error = _failed({arguments})"
         yield "if _error is not None:"
@@ -166,25 +169,35 @@ class _CheckWriter:
 
     def _accepting(self) -> Iterator[str]:
         """Ask the program first; Dynamo, which traces the rest, takes its answer for no."""
-        if self.native:
-            given = "".join(f", {self.draft.names.own(name)}" for name in self.plan.parameters)
-            yield f"if _accepts(_program{given}):"
-            yield from ["    _tally()"] if self.counted else []
-            yield "    return None"
+        if self.native.startswith("first"):
+            own = [self.draft.names.own(name) for name in self.plan.parameters]
+            yield f"if _accepts({', '.join(['_program', *own])}):"
+            if self.native == "first":
+                yield from ["    _tally()"] if self.counted else []
+                yield "    return None"
+            else:
+                yield f"    return _left({', '.join(own)})"
+
+    def _untraced(self, lines: list[str]) -> Iterator[str]:
+        """Lines that a program which is traced leaves out."""
+        if self.is_left or not lines:
+            yield from lines
+        else:
+            yield "if not _tracing():"
+            yield from indented(lines)
 
     def _accepted(self, arguments: str, returned: str) -> Iterator[str]:
         doubts = " and not _doubts" if self.draft.doubts else ""
         if doubts:
             # What is legal, if odd, must not break the graph of a program that is compiled.
-            yield f"_error = _noticed(_doubts, {arguments}) if _doubts and not _tracing() else None"
+            here = "_doubts" if self.is_left else "_doubts and not _tracing()"
+            yield f"_error = _noticed(_doubts, {arguments}) if {here} else None"
             yield "if _error is not None:"
             yield "    raise _error"
         if self.noted:
-            yield f"if not _tracing(){doubts}:"
-            if self.plan.after_call:
-                yield "    _note(result, None)"
-            else:
-                yield f"    {'' if self.plan.has_later else 'return '}_note({arguments})"
+            own = f"{'' if self.plan.has_later else 'return '}_note({arguments})"
+            note = "_note(result, None)" if self.plan.after_call else own
+            yield from self._untraced(["if not _doubts:", f"    {note}"] if doubts else [note])
         # None: there is nothing to check after the call, or the call is broken already.
         yield f"return {returned}"
 

@@ -1,0 +1,137 @@
+"""What is left to Python of a call that a native program accepts: no more than what has to be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import llm_op_guard as og
+from llm_op_guard.contract.parse import parse_body
+from llm_op_guard.guard.lower import Lowered, lower
+from llm_op_guard.guard.plan import Plan, plan_check
+from llm_op_guard.guard.source import check_source
+
+PARAMETERS = ("q", "k", "ids", "table", "n")
+GROUPED = (
+    "require(n ** 2 < 100, id='power')\nq: floating[B, T, D] @ dev\nk: floating[B, S, D] @ dev\nrequire(D % 2 == 0)"
+)
+
+
+def left_of(body: str, classes: str = "AB") -> Plan | None:
+    """What a program of this contract leaves to Python."""
+    contract = parse_body(body, "operator", PARAMETERS)
+    plan = plan_check(contract, frozenset(classes))  # type: ignore[arg-type] # its letters
+    assert plan is not None
+    lowered = lower(plan)
+    assert isinstance(lowered, Lowered), lowered
+    return lowered.left
+
+
+def left_text(body: str, classes: str = "AB") -> str:
+    """Its source, between `try` and `except`."""
+    plan = left_of(body, classes)
+    assert plan is not None
+    text = check_source(plan, native="left").text
+    return text.partition("    try:\n")[2].partition("    except Exception:")[0]
+
+
+def test_nothing() -> None:
+    assert left_of("q: floating[B, T, D]\nk: floating[B, T, D]", "A") is None
+
+
+def test_a_value_rule_and_where_its_symbol_comes_from() -> None:
+    text = left_text(
+        "ids: int64[T]\ntable: floating[R, D]\nk: floating[T, D]\nrequire(within(ids, 0, R), id='in_table')"
+    )
+    assert text == (
+        "        # table: floating[R, D]\n"
+        "        if not isinstance(table, _Tensor):\n"
+        "            raise _Broken\n"
+        "        R, _ = table.shape\n"
+        "        # in_table\n"
+        "        try:\n"
+        "            if ids is not None and (not (_fn_within(ids, 0, R))):\n"
+        "                raise _Broken\n"
+        "        except _inapplicable:\n"
+        "            pass\n"
+    )
+
+
+def test_a_metadata_rule_that_no_program_can_say() -> None:
+    text = left_text(GROUPED, "A")
+    assert "# power" in text
+    assert "q" not in text
+    assert "shape" not in text
+
+
+def test_what_hangs_on_a_name_that_python_gives() -> None:
+    text = left_text(f"{GROUPED}\nm = n ** 2\nrequire(m == S, id='square')\nrequire(T == B, id='own')", "A")
+    assert "# square" in text
+    assert "_, S, _ = k.shape" in text
+    assert "own" not in text
+
+
+def test_where_a_branch_decides() -> None:
+    text = left_text(f"{GROUPED}\nif n:\n    ids: int64[T]\n    require(nondecreasing(ids), id='sorted')")
+    assert "# power" in text
+    assert "if case_1:" in text
+    assert "# ids" not in text
+
+
+def test_every_alternative_that_may_have_told_a_symbol() -> None:
+    text = left_text(f"{GROUPED}\nids: int64[R] | None\ntable: None | any[R, D]\nrequire(within(k, 0, R), id='low')")
+    assert "# ids: int64[R] | None" in text
+    assert "# table: None | any[R, D]" in text
+    assert "q.shape" not in text
+
+
+def test_a_size_that_is_solved_for() -> None:
+    text = left_text(f"{GROUPED}\nids: int64[2 * R]\nrequire(within(table, 0, R), id='low')")
+    assert "ids_0, = ids.shape" in text
+    assert "R = _undone(ids_0, ('over', 2))" in text
+
+
+def test_a_declaration_is_taken_whole_where_some_of_it_is_left() -> None:
+    text = left_text(f"{GROUPED}\ntable: floating[n ** 2, D]", "A")
+    assert "table.dtype not in _floating" in text
+    assert "table_0 != _whole(_power(_plain(n), 2))" in text
+    assert "table_1" not in text
+    assert "q.dtype" not in text
+
+
+def test_what_a_check_after_the_call_asks_for() -> None:
+    text = left_text(f"{GROUPED}\nreturns: floating[B, T, S]", "A")
+    assert "B, T, _ = q.shape" in text
+    assert "_, S, _ = k.shape" in text
+    assert "_state = (B, S, T, " in text
+
+
+@og.guard(f"{GROUPED}\ntable: floating[R, D]\nrequire(within(ids, 0, R), id='in_table')\nreturns: any[B]")
+def looked_up(q: Any, k: Any, ids: Any, table: Any, n: int) -> Any:
+    return torch.ones(q.shape[0] + (n == 3))
+
+
+RIGHT = {
+    "q": torch.ones(2, 3, 4),
+    "k": torch.ones(2, 5, 4),
+    "ids": torch.tensor([0, 6]),
+    "table": torch.ones(7, 4),
+    "n": 2,
+}
+WRONG = {
+    "by the program": ({"k": torch.ones(2, 5, 3)}, "k.shape"),
+    "in Python, metadata": ({"n": 10}, "power"),
+    "in Python, values": ({"ids": torch.tensor([0, 7])}, "in_table"),
+    "after the call": ({"n": 3}, "result.shape"),
+}
+
+
+@pytest.mark.parametrize("where", WRONG)
+def test_every_part_stops_what_is_wrong(where: str) -> None:
+    looked_up(**RIGHT)
+    wrong, rule_id = WRONG[where]
+    with pytest.raises(og.GuardError) as caught:
+        looked_up(**{**RIGHT, **wrong})
+    assert [violation.rule_id for violation in caught.value.violations] == [rule_id]
