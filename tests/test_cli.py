@@ -44,7 +44,7 @@ def command(*arguments: str | Path, cwd: Path | None = None, **environment: str)
 
 @pytest.fixture
 def called(capsys: pytest.CaptureFixture[str]) -> Called:
-    """The command in this process: what it returns is the exit code, as some tests here ask of processes."""
+    """The same in this process, for what needs none of its own: what `main` returns is the exit code."""
 
     def call(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         words = [*map(str, arguments)]
