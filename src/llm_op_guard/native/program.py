@@ -52,6 +52,7 @@ class Op(IntEnum):
     DEVICE = auto()  # d x
     DENSE = auto()  # d x
     STRIDE = auto()  # d x v
+    ALIGNED = auto()  # d x v
     LIKE = auto()  # x x t
     SIZE_IS = auto()  # d x axis
     DEVICE_IS = auto()  # d x
