@@ -41,6 +41,33 @@ def test_no_framework_is_imported_without_docstrings() -> None:
     assert imported_by("import llm_op_guard", "-OO") == []
 
 
+# What takes 0.3 ms or more to import and is not needed for it (decision 0009).
+LATER = {
+    "concurrent.futures",
+    "ctypes",
+    "datetime",
+    "difflib",
+    "hashlib",
+    "importlib.resources",
+    "json",
+    "logging",
+    "pathlib",
+    "random",
+    "tempfile",
+    "textwrap",
+    "tomllib",
+    "traceback",
+    "urllib.parse",
+}
+
+
+def test_what_few_calls_need_is_imported_by_them() -> None:
+    # Without `site`, which imports what it finds in an environment.
+    program = f"import sys; sys.path[:0] = {sys.path!r}; import llm_op_guard; print({LATER!r} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-Sc", program], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "set()"
+
+
 def test_the_test_can_fail() -> None:
     pytest.importorskip("torch")
     assert "torch" in imported_by("import llm_op_guard, torch")

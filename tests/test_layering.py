@@ -13,6 +13,8 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "llm_op_guard"
 # A stage imports itself and those before it. `__init__` is what users import: the stages behind it are programs.
 STAGES = [
     "errors",
+    "frozen",
+    "log",
     "policy",
     "contract",
     "native",
@@ -126,6 +128,8 @@ def _calls(file: str, nodes: list[ast.AST]) -> Iterator[str]:
         name = ast.unparse(node.func)
         if name in ("exec", "eval", "compile") and file not in MAY_EXECUTE:
             yield f"line {node.lineno}: {name}() stands in guard/compile.py only"
+        if name.endswith("dataclass") and any(keyword.arg == "frozen" for keyword in node.keywords):
+            yield f"line {node.lineno}: a frozen class is made with @frozen (docs/decisions/0009)"
         if name == "print" and not file.startswith(MAY_WRITE):
             yield f"line {node.lineno}: print() stands in cli.py and report/ only"
         if name in ("exit", "quit", "os._exit", "os.abort") and file not in MAY_EXIT:
@@ -179,6 +183,8 @@ def test_exec_stands_in_one_place() -> None:
         ("api.py", "eval('1')"),
         ("contract/parse.py", "compile('1', 'x', 'eval')"),
         ("api.py", "print(1)"),
+        ("guard/plan.py", "@dataclass(frozen=True)\nclass A: ..."),
+        ("cli.py", "@dataclasses.dataclass(kw_only=True, frozen=True)\nclass A: ..."),
         ("demo.py", "import sys\nsys.stdout.write('')"),
         ("demo.py", "from sys import stderr"),
         ("demo.py", "import sys\nsys.exit(1)"),
@@ -204,6 +210,7 @@ def test_a_breach_is_found(file: str, source: str) -> None:
         ("guard/compile.py", "exec(compile('1', 'x', 'exec'))"),
         ("cli.py", "import sys\nfrom llm_op_guard import __version__, demo\nprint(1)\nsys.exit(0)"),
         ("report/terminal.py", "import os\nos.environ.get('NO_COLOR')"),
+        ("guard/plan.py", "@frozen\nclass A: ...\n@dataclass(eq=False)\nclass B: ..."),
         ("api.py", "\n" * 500),
     ],
 )

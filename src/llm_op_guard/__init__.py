@@ -1,7 +1,5 @@
 """Contracts for LLM operators: checked at the call, explained when broken."""
 
-import logging
-
 from llm_op_guard.api import (
     guard,
     ingress,
@@ -36,9 +34,6 @@ from llm_op_guard.policy import disable, enable, policy, set_policy
 from llm_op_guard.predicates import predicate
 from llm_op_guard.values.late import flush, postmortem, watch, watch_uncaught
 from llm_op_guard.waivers import Waiver
-
-# A library leaves it to the program whether and where its log is written.
-logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __version__ = "0.1.0"
 

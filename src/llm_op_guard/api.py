@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import inspect
 import os
 import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import FunctionType
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from llm_op_guard.contract.expressions import suggestion
 from llm_op_guard.contract.json_form import parse_json
@@ -49,6 +47,9 @@ from llm_op_guard.report.sink import JsonLines
 from llm_op_guard.values import late, locate, texts, verdicts
 from llm_op_guard.verification import Verification, asking, bound
 from llm_op_guard.waivers import Waiver, Waivers
+
+if TYPE_CHECKING:
+    import datetime
 
 # mypy does not call the last two callable, and they may stand below `@guard`.
 F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
@@ -90,17 +91,17 @@ tally = _Tally()
 # ---------------------------------------------------------------- contracts
 
 
-def load(path: str | Path) -> dict[str, Contract]:
+def load(path: str | os.PathLike[str]) -> dict[str, Contract]:
     """Read a `.contract` file, or one of the JSON form (`.json`): its contracts by name.
 
     Raises ContractError, with file, line and column, when anything in it is wrong.
     """
-    return read(read_text(Path(path)), str(path))
+    return read(read_text(path), os.fspath(path))
 
 
 def read(text: str, file: str) -> dict[str, Contract]:
     """The contracts in the text of a file, as `load` reads them."""
-    contracts = parse_json(text, file) if Path(file).suffix == ".json" else parse_stubs(text, file)
+    contracts = parse_json(text, file) if file.endswith(".json") else parse_stubs(text, file)
     for contract in contracts.values():
         check_order(contract)
     return contracts
@@ -488,9 +489,7 @@ def install_from_environment() -> None:
 
 
 def forget_surroundings() -> None:
-    """End recording and tracking, forget waivers and late verdicts, read pyproject.toml and the environment again; for
-    tests.
-    """
+    """End recording and tracking, forget waivers and late verdicts, and read the surroundings anew; for tests."""
     global _environment_read, _track_read  # noqa: PLW0603
     record_to(None)
     track(on=False)

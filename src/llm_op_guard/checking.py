@@ -12,6 +12,7 @@ from llm_op_guard import api
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.review import Finding, review
 from llm_op_guard.errors import ContractError
+from llm_op_guard.frozen import frozen
 from llm_op_guard.report.terminal import Terminal
 
 
@@ -39,7 +40,7 @@ class Checked:
         }
 
 
-@dataclass(frozen=True)
+@frozen
 class Sum:
     """How many files are wrong, how many could not be read, and how many warnings there are."""
 

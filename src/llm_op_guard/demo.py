@@ -6,11 +6,11 @@ import importlib
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from llm_op_guard import api
 from llm_op_guard.errors import GuardError
+from llm_op_guard.frozen import frozen
 from llm_op_guard.policy import policy
 from llm_op_guard.report.comparison import Comparison, render_comparison, render_heading
 from llm_op_guard.report.terminal import Terminal
@@ -22,7 +22,7 @@ NEW_TOKENS = 24
 _SHOWN_LINES = 5
 
 
-@dataclass(frozen=True)
+@frozen
 class Case:
     """One bad input.
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
 import math
 from typing import Any, NamedTuple, NoReturn
 
@@ -116,6 +115,8 @@ _NUMBERS = f"numbers of at most {_MAX_BITS} bits"
 
 def _decoded(body: Any, max_bytes: int) -> dict[str, Any] | _Fault:
     """The fields of a body. What is wrong is returned, not raised: an error of Python's own would hold the body."""
+    import json  # noqa: PLC0415 - few need it
+
     found = body = _plainly(body)
     if is_a(body, str | bytes | bytearray | memoryview):
         try:

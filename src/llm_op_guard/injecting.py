@@ -7,7 +7,6 @@ import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from llm_op_guard.contract.model import Contract
 from llm_op_guard.errors import LlmOpGuardError
 from llm_op_guard.faults.injection import Injected, inject, summary
 from llm_op_guard.faults.operators import Operator, operators_of
+from llm_op_guard.frozen import frozen
 from llm_op_guard.report import injection as report
 from llm_op_guard.report.injection_page import injection_page
 from llm_op_guard.report.terminal import Terminal
@@ -28,7 +28,7 @@ class InjectError(LlmOpGuardError):
     """Injection cannot begin; the text says what is missing."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Wanted:
     """What was asked for on the command line."""
 

@@ -3,9 +3,8 @@
 A policy gives each cost class a setting: an action (`raise`, `warn`, `record`, `off`), a time (`sync`, `async`), or
 both; a time alone means raise. Class B, which reads tensors, may have a pace as well: `every=10` is every tenth call of
 an operator, `sample=0.01` a call in a hundred by chance. Rules that protect a memory access keep no pace (`guard.pace`)
-and are judged in the call, whatever the time (`guard.late`).
-Classes that it leaves open keep what was set before: by `set_policy`, by `LLM_OP_GUARD`, or by the guard's own
-defaults. `default=` says what becomes of the rules that only those defaults switch on.
+and are judged in the call, whatever the time (`guard.late`). Classes that it leaves open keep what was set before: by
+`set_policy`, by `LLM_OP_GUARD`, or by the guard's own defaults. `default=` is for the rules that only those switch on.
 
 Who wins: the innermost `with` block, then `set_policy`, then the environment, then the guard's defaults. Among the
 settings of `set_policy`, and among those of the environment, one for an operator beats one for all; of several that
@@ -20,13 +19,14 @@ import fnmatch
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Literal, Self
 
 from llm_op_guard.errors import PolicyError
+from llm_op_guard.frozen import frozen
 
+_Path = os.PathLike[str]
 ENVIRONMENT_VARIABLE = "LLM_OP_GUARD"
 RECORD_VARIABLE = "LLM_OP_GUARD_RECORD"
 INSTALL_VARIABLE = "LLM_OP_GUARD_INSTALL"
@@ -52,7 +52,7 @@ class Time(StrEnum):
     ASYNC = "async"
 
 
-@dataclass(frozen=True)
+@frozen
 class Setting:
     """What happens with the rules of one class, and in which calls they are judged: every so many, or by chance.
 
@@ -110,7 +110,7 @@ def _pace(word: str, text: str) -> dict[str, Any] | None:
     return {name: value}
 
 
-@dataclass(frozen=True)
+@frozen
 class Policy:
     """The settings of the classes; None leaves a class as it was set before.
 
@@ -146,6 +146,8 @@ class Policy:
 
     def over(self, other: Policy) -> Policy:
         """The settings of this policy, and what `other` says of those that this one leaves open."""
+        if self is _NOTHING_SET or other is _NOTHING_SET:
+            return other if self is _NOTHING_SET else self
         return Policy(self.A or other.A, self.B or other.B, self.default or other.default)
 
     def over_defaults(self, defaults: Policy) -> Policy:
@@ -170,7 +172,7 @@ OFF = Policy(Setting(Action.OFF), Setting(Action.OFF))
 _NOTHING_SET = Policy()
 
 
-@dataclass(frozen=True)
+@frozen
 class Scoped:
     """A policy for the operators whose name or site matches a shell-style pattern; for all of them without one."""
 
@@ -197,7 +199,7 @@ class Scoped:
         return self.operator is None or any(fnmatch.fnmatchcase(name, self.operator) for name in names)
 
 
-@dataclass(frozen=True)
+@frozen
 class Layer:
     """Policies set at one place, the process or the environment: one for all operators, and scoped ones in order."""
 
@@ -225,11 +227,8 @@ class Layer:
 
 
 def _without(policy: Policy, overruling: Policy) -> Policy:
-    return Policy(
-        None if overruling.A else policy.A,
-        None if overruling.B else policy.B,
-        None if overruling.default else policy.default,
-    )
+    kept = {name: getattr(policy, name) for name in (*CLASSES, "default") if not getattr(overruling, name)}
+    return Policy(**kept)
 
 
 def parse_environment(text: str) -> Layer:
@@ -466,7 +465,7 @@ def libraries_to_install() -> tuple[str, ...]:
     return tuple(os.environ.get(INSTALL_VARIABLE, "").replace(",", " ").split())
 
 
-def set_for_children(startup: Path, libraries: Sequence[str], record: Path | None, default: Action | None) -> None:
+def set_for_children(startup: _Path, libraries: Sequence[str], record: _Path | None, default: Action | None) -> None:
     """Have the Python processes that this one starts guard these libraries, record to that file, and so on.
 
     `startup` is the folder of a `sitecustomize`, which Python runs when it starts.
@@ -481,7 +480,7 @@ def set_for_children(startup: Path, libraries: Sequence[str], record: Path | Non
 
 
 @contextlib.contextmanager
-def guarding_children(startup: Path, libraries: Sequence[str], record: Path, settings: str) -> Iterator[None]:
+def guarding_children(startup: _Path, libraries: Sequence[str], record: _Path, settings: str) -> Iterator[None]:
     """A `with` block in which that holds of the processes that are started; `settings` is their `LLM_OP_GUARD`.
 
     Where the environment has one already, it stays.

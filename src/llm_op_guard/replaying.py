@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from llm_op_guard.faults.entry import before_return
 from llm_op_guard.faults.made_up import made_up
 from llm_op_guard.faults.operators import Operator, operators_of
 from llm_op_guard.faults.outcome import alone
+from llm_op_guard.frozen import frozen
 from llm_op_guard.guard.call import Call, SequenceSpec, TensorSpec
 from llm_op_guard.guard.context import tensor_metadata
 from llm_op_guard.guard.violation import Violation
@@ -26,7 +27,7 @@ from llm_op_guard.report.text import render
 _MOST_WRITTEN = 16
 
 
-@dataclass(frozen=True)
+@frozen
 class Wanted:
     """What was asked for on the command line."""
 
@@ -210,7 +211,7 @@ def _written(spec: Any) -> str | None:
         text = ", ".join(text for text in inside if text is not None) + comma
         return None if None in inside else f"({text})" if spec.kind == "tuple" else f"[{text}]"
     if isinstance(spec, TensorSpec):
-        if spec.device not in ("cpu", "meta") or spec.strides is not None or spec.fill is not None:
+        if spec.device not in ("cpu", "meta") or spec.strides is not None or spec.offset or spec.fill is not None:
             return None
         size, dtype = list(spec.shape), f"dtype=torch.{spec.dtype}"
         if spec.device == "meta":

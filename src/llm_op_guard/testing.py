@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from llm_op_guard.catalogue import contract_of
@@ -14,6 +14,7 @@ from llm_op_guard.faults.build import build
 from llm_op_guard.faults.ingredients import ingredients
 from llm_op_guard.faults.mutants import mutants
 from llm_op_guard.faults.solve import valid_calls
+from llm_op_guard.frozen import frozen
 from llm_op_guard.guard.call import Call
 from llm_op_guard.guard.violation import Violation, error_class
 from llm_op_guard.replaying import contract_for, dressed
@@ -46,7 +47,7 @@ def replay(text: str, *, contract: str | None = None) -> None:
         raise error_class(violations)(render(violations), violations)
 
 
-@dataclass(frozen=True)
+@frozen
 class Case:
     """A call that a contract accepts (`rule` is None), or that breaks `rule`, made by a change of that `kind`."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,10 +16,9 @@ from llm_op_guard.guard.explain import explain
 from llm_op_guard.guard.guard import warn_of_inside
 from llm_op_guard.guard.reading import UNSET
 from llm_op_guard.guard.violation import Violation
+from llm_op_guard.log import log
 from llm_op_guard.policy import is_off
 from llm_op_guard.report.dispatch import Dispatcher
-
-logger = logging.getLogger("llm_op_guard")
 
 
 class Verification:
@@ -103,8 +101,8 @@ def asking(
 
 
 def _say(message: str, error: Exception | None) -> None:
-    logger.warning("%s", message)
-    logger.debug("this was the error", exc_info=error)  # its text may hold what stands in the arguments
+    log().warning("%s", message)
+    log().debug("this was the error", exc_info=error)  # its text may hold what stands in the arguments
     warn_of_inside(message)
 
 

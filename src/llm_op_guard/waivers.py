@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import datetime
-import logging
 import os
 import re
 import threading
-import tomllib
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from llm_op_guard.contract.expressions import suggestion
 from llm_op_guard.errors import PolicyError
+from llm_op_guard.log import log
 
-logger = logging.getLogger("llm_op_guard")
+if TYPE_CHECKING:
+    import datetime
+    from pathlib import Path
+
 
 FILE = "pyproject.toml"
 TABLE = "tool.llm-op-guard"
@@ -41,6 +41,8 @@ class Waiver:
     @property
     def expired(self) -> bool:
         """Whether its last day is over."""
+        import datetime  # noqa: PLC0415 - few need it
+
         return self.until is not None and datetime.date.today() > self.until
 
     def withdraw(self) -> None:
@@ -150,6 +152,8 @@ def _one_site(site: str) -> str:
 
 
 def _date(until: object) -> datetime.date | None:
+    import datetime  # noqa: PLC0415 - few need it
+
     if until is None:
         return None
     # A datetime is a date too, but of a day with an hour.
@@ -167,6 +171,8 @@ def _date(until: object) -> datetime.date | None:
 
 
 def _nearest_file() -> Path | None:
+    from pathlib import Path  # noqa: PLC0415 - few need it
+
     try:
         folder = Path.cwd()
         return next((path for at in (folder, *folder.parents) if (path := at / FILE).is_file()), None)
@@ -179,10 +185,12 @@ def _entries(path: Path) -> list[tuple[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        logger.warning("llm-op-guard cannot read %s, so no waiver in it holds: %s", path, error)
+        log().warning("llm-op-guard cannot read %s, so no waiver in it holds: %s", path, error)
         return []
     if "llm-op-guard" not in text:
         return []
+    import tomllib  # noqa: PLC0415 - few need it
+
     try:
         table: Any = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:

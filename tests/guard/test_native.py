@@ -84,6 +84,7 @@ def test_with_what_is_left_to_python(body: list[list[str]], some_calls: list[dic
             assert_agreement(contract, some_calls)
 
 
+WORDS = torch.ones(64)
 # Each with the calls that keep its rules, and those that break one.
 NAMED: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = {
     "an optional argument as a condition": (
@@ -147,6 +148,15 @@ NAMED: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = {
         "require(dense(x) and stride(x, 0) == 4)\nrequire(stride(x, 2) == 1)",
         [{"x": torch.ones(3, 4)}, {"x": torch.ones(2, 2, 2)[:, :, 0].as_strided((2, 1), (4, 9))}, {"x": None}],
         [{"x": torch.ones(3, 5)}, {"x": torch.ones(4, 4).T}, {"x": torch.ones(2, 2, 2)[:, :, 0]}],
+    ),
+    "alignment": (
+        "require(aligned(x, 16))\nrequire(aligned(y, n))",
+        [
+            {"x": WORDS, "y": WORDS[2:], "n": 8}, {"x": WORDS[4:], "y": WORDS[1:], "n": 4}, {"x": WORDS[:0]},
+            {"x": WORDS[1:1], "y": None}, {"x": None, "y": WORDS[1:], "n": 0}, {"y": WORDS[1:], "n": -8},
+            {"x": WORDS.view(8, 8)[::2, 4:], "y": WORDS.view(8, 8).T, "n": 64},
+        ],
+        [{"x": WORDS[1:]}, {"x": WORDS[2:]}, {"y": WORDS[1:], "n": 8}, {"x": WORDS.view(8, 8)[:, 3:]}],
     ),
     "whole numbers": (
         "require(abs(n) // 2 == min(x.shape[0], 3))",

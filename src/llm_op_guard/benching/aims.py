@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
 
 from llm_op_guard.benching.calls import BY_HAND, JAXTYPING, NATIVE, PYTHON, Measured
@@ -12,9 +11,10 @@ from llm_op_guard.benching.findings import Findings
 from llm_op_guard.benching.growth import Curve
 from llm_op_guard.benching.model import A, Cost
 from llm_op_guard.benching.start import Start
+from llm_op_guard.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Aim:
     """One aim: at most `at_most`, told in `unit`. Without an estimate it was not measured, for the reason in `why`.
 

@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import time
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from llm_op_guard.benching.model import Work
 from llm_op_guard.benching.operators import operators
 from llm_op_guard.benching.report import rendered
 from llm_op_guard.errors import LlmOpGuardError
+from llm_op_guard.frozen import frozen
 from llm_op_guard.guard import fast
 from llm_op_guard.native.program import Refused
 from llm_op_guard.policy import OFF, Policy, current, set_policy
@@ -31,7 +31,7 @@ class BenchError(LlmOpGuardError):
     """A benchmark cannot begin; the text says what is missing."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Wanted:
     """What was asked for on the command line."""
 
@@ -41,7 +41,7 @@ class Wanted:
     plots_folder: str | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class _Extent:
     """How much is measured. A block of calls takes about so many nanoseconds."""
 

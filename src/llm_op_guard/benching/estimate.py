@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
+
+from llm_op_guard.frozen import frozen
 
 RESAMPLES = 1000
 COVERED = 0.95
 
 
-@dataclass(frozen=True)
+@frozen
 class Estimate:
     """A figure, and the interval that holds 95 % of what it is in resampled rounds."""
 

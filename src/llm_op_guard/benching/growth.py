@@ -84,7 +84,9 @@ class _Program:
         return _variants(self.bare, self.contract, self.by_hand)
 
 
-def _variants(bare: FunctionType, contract: Contract, checked: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+def _variants(
+    bare: Callable[..., Any], contract: Contract, checked: Callable[..., Any]
+) -> dict[str, Callable[..., Any]]:
     native = {} if why_not_native(contract) else {NATIVE: guarded(bare, contract).function}
     return {_BARE: bare, **native, PYTHON: guarded(bare, contract, InPython).function, BY_HAND: checked}
 

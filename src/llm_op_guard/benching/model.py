@@ -19,6 +19,7 @@ from llm_op_guard import api
 from llm_op_guard.benching.clock import interleaved
 from llm_op_guard.benching.estimate import Estimate, estimates, pair_ratio, quantile
 from llm_op_guard.errors import LlmOpGuardError
+from llm_op_guard.frozen import frozen
 from llm_op_guard.policy import set_policy
 
 UNGUARDED, A, AB = "unguarded", "A", "A+B"
@@ -31,7 +32,7 @@ TWELVE_LAYERS = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_laye
 VOCABULARY = {"tiny": 1024, "12 layers": 32000}
 
 
-@dataclass(frozen=True)
+@frozen
 class Work:
     """What is timed: `decode` or `prefill` of a model with a batch, in so many pairs of blocks."""
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
 from llm_op_guard.contract.model import Contract
+from llm_op_guard.frozen import frozen
 from llm_op_guard.install.installer import Integration
 from llm_op_guard.integrations.torch import TorchIntegration
 from llm_op_guard.integrations.transformers import TransformersIntegration
@@ -20,7 +20,7 @@ from llm_op_guard.integrations.transformers import TransformersIntegration
 Call = tuple[Any, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class Operator:
     """One operator. `broken` has the rule that a call breaks, and the call."""
 
@@ -34,7 +34,7 @@ class Operator:
     before_real: Callable[[], None] | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Absent:
     """An operator that cannot be timed here, and why."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import math
 from collections.abc import Container, Iterable
 
@@ -88,6 +87,8 @@ def gives_tensor(node: ast.expr) -> bool:
 
 def suggestion(word: str, known: Iterable[str]) -> str:
     """`; did you mean X?` when some known word is near, else nothing."""
+    import difflib  # noqa: PLC0415 - few need it
+
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""
 

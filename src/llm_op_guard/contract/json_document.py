@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import json
 import math
 import warnings
 from typing import Any, NoReturn
@@ -24,6 +23,8 @@ class Document:
 
     def __init__(self, source: Source, most_characters: int) -> None:
         """Raises ContractError for what is not JSON, has a key twice, or is too long."""
+        import json  # noqa: PLC0415 - few need it
+
         self._source = source
         text = source.text
         if len(text) > most_characters:

@@ -12,7 +12,6 @@ import contextlib
 import keyword
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from llm_op_guard.contract.expressions import suggestion
@@ -21,6 +20,7 @@ from llm_op_guard.contract.model import Assign, Contract, Declare, Expr, For, If
 from llm_op_guard.contract.parse import MAX_CHARACTERS, MAX_NESTING, parse_stubs
 from llm_op_guard.contract.source import Source
 from llm_op_guard.errors import ContractError
+from llm_op_guard.frozen import frozen
 
 FILE_KEYS = ("$schema", "imports", "constants", "contracts")
 CONTRACT_KEYS = ("name", "signature", "doc", "body")
@@ -117,7 +117,7 @@ def parse_json(text: str, file: str = "<contract>") -> dict[str, Contract]:
         raise in_file(error) from None
 
 
-@dataclass(frozen=True)
+@frozen
 class _Piece:
     """A text and the part of the document that it comes from."""
 
@@ -125,7 +125,7 @@ class _Piece:
     at: Pointer
 
 
-@dataclass(frozen=True)
+@frozen
 class _Line:
     """A line of the contract's text."""
 

@@ -7,19 +7,19 @@ and print themselves with `ast.unparse`, so two spellings of one expression are 
 from __future__ import annotations
 
 import ast
-import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any, Literal
 
 from llm_op_guard.contract.path import Path
 from llm_op_guard.contract.source import Place, Source
+from llm_op_guard.frozen import frozen
 
 CostClass = Literal["A", "B", "C"]
 
 
-@dataclass(frozen=True)
+@frozen
 class Expr:
     """One expression of the language: a syntax tree that `parse` has restricted."""
 
@@ -40,28 +40,28 @@ class Expr:
 # ---------------------------------------------------------------- types
 
 
-@dataclass(frozen=True)
+@frozen
 class DtypeName:
     """One exact dtype, `float32`."""
 
     name: str
 
 
-@dataclass(frozen=True)
+@frozen
 class DtypeSet:
     """A named set of dtypes: floating, half, integer, boolean, complexes, any."""
 
     name: str
 
 
-@dataclass(frozen=True)
+@frozen
 class DtypeSymbol:
     """`T`: the same dtype wherever it stands."""
 
     name: str
 
 
-@dataclass(frozen=True)
+@frozen
 class DtypeOf:
     """`weight.dtype`: the dtype of another tensor."""
 
@@ -71,14 +71,14 @@ class DtypeOf:
 Dtype = DtypeName | DtypeSet | DtypeSymbol | DtypeOf
 
 
-@dataclass(frozen=True)
+@frozen
 class Size:
     """One dimension that equals an expression; a bare symbol binds."""
 
     expr: Expr
 
 
-@dataclass(frozen=True)
+@frozen
 class SizeOneOf:
     """`B | 1`: one dimension that equals one of several expressions; never binds."""
 
@@ -90,19 +90,19 @@ class SizeOneOf:
         return sorted(self.options, key=lambda option: not isinstance(option.node, ast.Constant))
 
 
-@dataclass(frozen=True)
+@frozen
 class AnySize:
     """`_`: one dimension of any size."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Rest:
     """`...` (no name) or `*lead`: any number of dimensions."""
 
     name: str | None
 
 
-@dataclass(frozen=True)
+@frozen
 class RestOf:
     """`*q.shape`: the dimensions of another tensor."""
 
@@ -119,21 +119,21 @@ def dim_symbol(dim: Dim) -> str | None:
     return dim.name if isinstance(dim, Rest) else None
 
 
-@dataclass(frozen=True)
+@frozen
 class DeviceSymbol:
     """`dev`: the same device wherever it stands."""
 
     name: str
 
 
-@dataclass(frozen=True)
+@frozen
 class DeviceType:
     """`cpu`, `cuda`, …: any device of that type."""
 
     name: str
 
 
-@dataclass(frozen=True)
+@frozen
 class DeviceOf:
     """`weight.device`: the device of another tensor."""
 
@@ -143,7 +143,7 @@ class DeviceOf:
 Device = DeviceSymbol | DeviceType | DeviceOf
 
 
-@dataclass(frozen=True)
+@frozen
 class TensorType:
     """A tensor: one of several dtypes, dimensions (`None`: any shape), one of several devices (`None`: any)."""
 
@@ -192,21 +192,21 @@ class TensorType:
         return rank >= len(self.dims) - 1
 
 
-@dataclass(frozen=True)
+@frozen
 class NoneType:
     """`None`."""
 
     text: str = "None"
 
 
-@dataclass(frozen=True)
+@frozen
 class ScalarType:
     """`int`, `float`, `bool`, `str`, `dict`, `callable`, `object`."""
 
     text: str
 
 
-@dataclass(frozen=True)
+@frozen
 class LiteralType:
     """One value: `"left"`, `3`."""
 
@@ -214,7 +214,7 @@ class LiteralType:
     text: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Like:
     """`like(x)`: x's dtype, shape and device as they are at entry."""
 
@@ -222,7 +222,7 @@ class Like:
     text: str
 
 
-@dataclass(frozen=True)
+@frozen
 class TupleType:
     """A tuple (or list) of exactly these items."""
 
@@ -230,7 +230,7 @@ class TupleType:
     text: str
 
 
-@dataclass(frozen=True)
+@frozen
 class ListType:
     """`list[type]`: a list or tuple of any length, every item of the type."""
 
@@ -241,7 +241,7 @@ class ListType:
 Alternative = TensorType | NoneType | ScalarType | LiteralType | Like | TupleType | ListType
 
 
-@dataclass(frozen=True)
+@frozen
 class Type:
     """One alternative, or several of which the first that fits by None, type, rank and dtype commits."""
 
@@ -252,7 +252,7 @@ class Type:
 # ---------------------------------------------------------------- statements
 
 
-@dataclass(frozen=True)
+@frozen
 class Reason:
     """Why a rule holds, what probably went wrong when it does not, and whether breaking it is wrong for sure.
 
@@ -275,7 +275,7 @@ class Reason:
         ]
 
 
-@dataclass(frozen=True)
+@frozen
 class Declare:
     """`path: type`; `returns: type` declares the path `result`."""
 
@@ -296,7 +296,7 @@ class Declare:
         return str(replace(self.path, root="returns") if self.path.root == "result" else self.path)
 
 
-@dataclass(frozen=True)
+@frozen
 class Assign:
     """`names = expr`; several names take a sequence apart."""
 
@@ -310,7 +310,7 @@ class Assign:
         return f"{', '.join(self.names)} = {self.expr.text}"
 
 
-@dataclass(frozen=True)
+@frozen
 class Require:
     """`require(expr, id=, because=, hint=, certain=, error=)`; with `promised`, `ensure(…)`.
 
@@ -333,7 +333,7 @@ class Require:
         return f"{'ensure' if self.promised else 'require'}({', '.join(parts)})"
 
 
-@dataclass(frozen=True)
+@frozen
 class Remember:
     """`remember(path, name=expr, …)`: facts about an object, which the contracts of later calls `recall`."""
 
@@ -347,7 +347,7 @@ class Remember:
         return f"remember({self.path}, {', '.join(f'{name}={expr.text}' for name, expr in self.facts)})"
 
 
-@dataclass(frozen=True)
+@frozen
 class If:
     """`if`/`elif`/`else`; an `elif` is an `If` alone in `orelse`."""
 
@@ -357,7 +357,7 @@ class If:
     place: Place = field(compare=False, repr=False)
 
 
-@dataclass(frozen=True)
+@frozen
 class For:
     """`for target in iterable:`; `loops` says what it stands for."""
 
@@ -371,7 +371,7 @@ Statement = Declare | Assign | Require | Remember | If | For
 Leaf = Declare | Assign | Require | Remember
 
 
-@dataclass(frozen=True)
+@frozen
 class Condition:
     """A branch that a statement stands in: it applies when `test` came out as `wanted`. `place` is that of the `if`."""
 
@@ -380,7 +380,7 @@ class Condition:
     place: Place = field(compare=False, repr=False)
 
 
-@dataclass(frozen=True)
+@frozen
 class Clause:
     """A statement without its nesting: what it says, the branches it stands in, what it costs, when it runs.
 
@@ -399,7 +399,7 @@ class Clause:
         return isinstance(self.statement, Assign | Remember) or self.statement.reason.certain
 
 
-@dataclass(frozen=True)
+@frozen
 class Rule:
     """One thing that a call can break."""
 
@@ -412,7 +412,7 @@ class Rule:
 SymbolKind = Literal["size", "sizes", "dtype", "device"]
 
 
-@dataclass(frozen=True)
+@frozen
 class Contract:
     """What an operator requires of its arguments and promises of its result.
 
@@ -464,6 +464,8 @@ class Contract:
     @cached_property
     def hash(self) -> str:
         """Twelve hex digits of the SHA-256 of `text`."""
+        import hashlib  # noqa: PLC0415 - few need it
+
         return hashlib.sha256(self.text.encode()).hexdigest()[:12]
 
     @property

@@ -8,12 +8,11 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+import os
 import re
-import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path as FilePath
 from typing import Any
 
 from llm_op_guard.contract.expressions import (
@@ -49,10 +48,12 @@ MAX_PARTS = 50_000
 _WHERE_IMPORTS_STAND = "imports stand at the top of a contract file, or of a contract that is no stub"
 
 
-def read_text(file: FilePath) -> str:
+def read_text(file: str | os.PathLike[str]) -> str:
     """The text of a contract file; raises ContractError when it cannot be read as UTF-8 text."""
+    from pathlib import Path as FilePath  # noqa: PLC0415 - few need it
+
     try:
-        return file.read_bytes().decode("utf-8-sig")  # with its own line ends
+        return FilePath(file).read_bytes().decode("utf-8-sig")  # with its own line ends
     except OSError as error:
         raise ContractError(f"cannot read the file: {error.strerror or error}", file=str(file)) from None
     except UnicodeDecodeError as error:
@@ -332,12 +333,16 @@ def _is_constant(value: Any) -> bool:
 
 def _doc(node: ast.Expr, source: Source) -> str:
     if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        import textwrap  # noqa: PLC0415 - few need it
+
         return textwrap.dedent(node.value.value).strip()
     raise source.error("not a statement of the language", node)
 
 
 def dedented(text: str) -> str:
     """The text without common indentation and without blank lines around it."""
+    import textwrap  # noqa: PLC0415 - few need it
+
     return textwrap.dedent(text.expandtabs()).strip("\n")
 
 

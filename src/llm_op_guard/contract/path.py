@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+
+from llm_op_guard.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Path:
     """A parameter or assigned name, and what is read from it: `q`, `self.weight`, `kwargs["input_ids"]`, `result[0]`.
 

@@ -6,16 +6,18 @@ Where a set cannot be held exactly it is held too large: what is empty here is e
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from typing import Any
+
+from llm_op_guard.frozen import frozen
 
 # Sets and steps that grow beyond this are held too large instead.
 _MOST_ITEMS = 256
 _MOST_STEP = 1 << 256
 
 
-@dataclass(frozen=True)
+@frozen
 class Numbers:
     """Some of the real numbers: a `few`, or those between two bounds; and NaN, perhaps.
 
@@ -177,7 +179,7 @@ SIZES = Numbers(low=0, whole=True)
 TRUTHS = Numbers(frozenset({0, 1}))
 
 
-@dataclass(frozen=True)
+@frozen
 class Names:
     """Some texts, or the names of some dtypes or devices: these, or all but these."""
 
@@ -219,7 +221,7 @@ NO_NAMES = Names()
 ALL_NAMES = Names(all_but=True)
 
 
-@dataclass(frozen=True)
+@frozen
 class Possible:
     """The values that an expression can have, by kind.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from llm_op_guard.contract.implied import Implications, Known, may_break
@@ -37,6 +37,7 @@ from llm_op_guard.contract.source import Place
 from llm_op_guard.contract.vocabulary import dtype_names
 from llm_op_guard.contract.walk import binders, declared_types, items_of, tensor_types
 from llm_op_guard.errors import ContractError
+from llm_op_guard.frozen import frozen
 
 Kind = Literal["redundant", "contradictory", "never-taken", "always-taken", "unused", "covered"]
 
@@ -44,7 +45,7 @@ Kind = Literal["redundant", "contradictory", "never-taken", "always-taken", "unu
 _MOST_NAMED = 3
 
 
-@dataclass(frozen=True)
+@frozen
 class Finding:
     """Something that is written for nothing, with its place in the file.
 

@@ -35,6 +35,7 @@ from llm_op_guard.contract.possible import (
 )
 from llm_op_guard.contract.source import Place
 from llm_op_guard.errors import ContractError
+from llm_op_guard.frozen import frozen
 
 # More statements are not named beside the one that an error points to.
 _MOST_NAMED = 3
@@ -42,7 +43,7 @@ _MOST_NAMED = 3
 _MOST_WEIGHED = 20
 
 
-@dataclass(frozen=True)
+@frozen
 class Conflict:
     """Clauses that no call on the path of these conditions can keep together; `alone`, one that is never true."""
 
@@ -74,7 +75,7 @@ def conflict(contract: Contract) -> Conflict | None:
 # ---------------------------------------------------------------- the search
 
 
-@dataclass(frozen=True)
+@frozen
 class _Fact:
     """What a statement or test says that an expression can be."""
 

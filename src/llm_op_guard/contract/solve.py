@@ -6,17 +6,17 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
 from typing import Literal
 
 from llm_op_guard.contract.expressions import names_in
+from llm_op_guard.frozen import frozen
 
 # What to do with the observed value v and the operand a, outermost first, to get at the unknown:
 # plus v+a, minus v-a, from a-v, over v/a (exact), under a/v (exact), times v*a, negate -v.
 Undo = Literal["plus", "minus", "from", "over", "under", "times", "negate"]
 
 
-@dataclass(frozen=True)
+@frozen
 class Step:
     """One operation on the way from an observed size to the unknown; `operand` is None for negate."""
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from llm_op_guard.errors import ContractError
+from llm_op_guard.frozen import frozen
 
 
 class Place(NamedTuple):
@@ -23,7 +24,7 @@ class Place(NamedTuple):
         return cls(node.lineno, node.col_offset)
 
 
-@dataclass(frozen=True)
+@frozen
 class Source:
     """Text that a contract was read from, and the predicates that it imports: names with their modules.
 

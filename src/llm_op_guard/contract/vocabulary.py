@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from llm_op_guard.contract.model import CostClass, DtypeName, DtypeSet
+from llm_op_guard.frozen import frozen
 
 DTYPE_NAMES = (
     "float64", "float32", "float16", "bfloat16",
@@ -44,7 +44,7 @@ ArgumentKind = Literal["tensor", "path", "owner", "int", "number", "shape", "seq
 RAW_KINDS = ("tensor", "owner", "shape", "sequence")
 
 
-@dataclass(frozen=True)
+@frozen
 class Function:
     """One function of the language: `arguments` are (name, kind); those past `required` may be left out.
 
@@ -92,6 +92,12 @@ FUNCTIONS: dict[str, Function] = {
         Function("numel", "A", (("x", "tensor"),), "the number of elements"),
         Function("dense", "A", (("x", "tensor"),), "elements of the last dimension lie side by side (or it has one)"),
         Function("stride", "A", (("x", "tensor"), ("i", "int")), "the stride of dimension i, in elements"),
+        Function(
+            "aligned", "A", (("x", "tensor"), ("bytes", "int")),
+            "the first element lies at an address that so many bytes divide; holds for an empty tensor, does not apply "
+            "to one without memory, as on meta",
+            eager=True,
+        ),
         Function(
             "broadcasts", "A", (("shape", "shape"), ("target", "shape")),
             "the shape broadcasts to the target without making it larger",

@@ -7,7 +7,7 @@ import platform
 import random
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
@@ -20,6 +20,7 @@ from llm_op_guard.faults.ingredients import Ingredient, ingredients
 from llm_op_guard.faults.judge import Judgement, judge
 from llm_op_guard.faults.made_up import is_incomplete, made_up, not_held
 from llm_op_guard.faults.solve import hints_of
+from llm_op_guard.frozen import frozen
 from llm_op_guard.guard.call import Call, Entry, Spec, TensorSpec, TorchSpec
 from llm_op_guard.guard.call_json import from_json, to_json
 from llm_op_guard.guard.reads import expressions_of, reads_of
@@ -41,7 +42,7 @@ class CapsuleError(LlmOpGuardError):
     """A capsule that is none, or that cannot be made or replayed; the text says why."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Capsule:
     """What is kept of one violation.
 
@@ -157,7 +158,7 @@ def _capsule(data: dict[str, Any]) -> Capsule:
 # ---------------------------------------------------------------- replay
 
 
-@dataclass(frozen=True)
+@frozen
 class Replay:
     """A call made from a capsule, and what its contract says of it now.
 
@@ -367,7 +368,7 @@ def _item_told(observed: str) -> str:
     return f"{what}{found}{where}" if found else ""
 
 
-@dataclass(frozen=True)
+@frozen
 class Replayed:
     """What became of a capsule: its size in bytes, and why it does not replay to the same rule; empty where it does.
 

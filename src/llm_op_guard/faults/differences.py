@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any, Literal
 
+from llm_op_guard.frozen import frozen
 from llm_op_guard.guard.reading import is_a, is_beyond, is_tensor
 
 # Of a value so many parts are looked at, and so deep.
@@ -23,7 +23,7 @@ _NUMBERS = (bool, int, float, complex)
 What = Literal["form", "value"]
 
 
-@dataclass(frozen=True)
+@frozen
 class Part:
     """A piece of a value, `['scores'][0]`: a container has its length or its keys here, its items are further parts."""
 
@@ -32,7 +32,7 @@ class Part:
     value: Any = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Difference:
     """One part that differs, in its form or in its value alone; `off` is how far, where `text` is empty."""
 

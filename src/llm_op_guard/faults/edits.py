@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from llm_op_guard.contract.path import Path
 from llm_op_guard.faults.ingredients import SMALL_NUMBERS, Ingredient, Ingredients
+from llm_op_guard.frozen import frozen
 from llm_op_guard.guard.call import (
     Call,
     MappingSpec,
@@ -21,7 +22,7 @@ from llm_op_guard.guard.call import (
     row_order,
 )
 from llm_op_guard.guard.reading import UNSET
-from llm_op_guard.guard.reads import misspelling
+from llm_op_guard.guard.reads import functions_called, misspelling
 
 # The dtypes that one is taken for most easily.
 NEIGHBOURS = {
@@ -37,7 +38,7 @@ SENTINELS = (-1, -100)
 PAST_INT32 = 1 << 31
 
 
-@dataclass(frozen=True)
+@frozen
 class Edit:
     """A call that differs from another by one change."""
 
@@ -194,6 +195,8 @@ def _of_tensor(spec: TensorSpec, made_of: Ingredients, hints: tuple[int, ...]) -
             yield "neighbouring dtype", replace(spec, dtype=dtype, at=(), fill=None if "float" in dtype else spec.fill)
     if spec.device == "cpu":
         yield "meta device", replace(spec, device="meta")
+    if spec.elements and "aligned" in functions_called(made_of.contract):
+        yield "off its alignment by an element", replace(spec, offset=1)
     if spec.shape and spec.elements:
         yield "gaps between elements", replace(spec, strides=tuple(2 * stride for stride in row_order(spec.shape)))
     if len(spec.shape) > 1 and spec.elements:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from llm_op_guard.contract.expressions import names_in
@@ -22,6 +21,7 @@ from llm_op_guard.contract.model import (
 from llm_op_guard.contract.path import Path, path_of
 from llm_op_guard.contract.vocabulary import DTYPE_NAMES
 from llm_op_guard.contract.walk import declared_paths, tensor_types
+from llm_op_guard.frozen import frozen
 from llm_op_guard.guard.evaluate import dtype_values
 from llm_op_guard.guard.reads import asked_of_objects, expressions_of, reads_of, reads_of_items, texts_spelt
 
@@ -33,7 +33,7 @@ SMALL_NUMBERS = (0, 1, 2, 3, 4, 8)
 DTYPES = tuple(name for name in DTYPE_NAMES if name not in ("float4_e2m1fn_x2", "complex32"))
 
 
-@dataclass(frozen=True)
+@frozen
 class Ingredient:
     """One thing to choose in a call: what stands at a path, or (`answer`) what a function says of the object there.
 
@@ -48,7 +48,7 @@ class Ingredient:
     identity_of: Path | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Ingredients:
     """All there is to choose in calls of a contract; `numbers` and `texts` are those that its text spells.
 

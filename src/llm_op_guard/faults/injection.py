@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from llm_op_guard.contract.model import Contract
@@ -21,6 +21,7 @@ from llm_op_guard.faults.operators import Operator
 from llm_op_guard.faults.outcome import EMPTY, Outcome, Trial, outcomes
 from llm_op_guard.faults.promises import returned
 from llm_op_guard.faults.solve import valid_calls
+from llm_op_guard.frozen import frozen
 from llm_op_guard.guard.call import Call
 from llm_op_guard.guard.call_json import to_json
 from llm_op_guard.guard.capture import Known, capture
@@ -34,7 +35,7 @@ _MADE_UP = Outcome("not run", "the result is made up: nothing runs that could re
 INTENDED, OTHER, MISSED = "caught by the intended rule", "caught by another rule", "missed"
 
 
-@dataclass(frozen=True)
+@frozen
 class Case:
     """One mutant and what became of it; `message` is the guard's diagnosis in one line."""
 
@@ -63,7 +64,7 @@ class Case:
         }
 
 
-@dataclass(frozen=True)
+@frozen
 class FalseAlarm:
     """A valid call that a guard stopped, or told of."""
 
@@ -72,7 +73,7 @@ class FalseAlarm:
     message: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Injected:
     """What injection into one contract came to.
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from llm_op_guard.contract.model import Clause, Condition, Contract, Declare, Require
 from llm_op_guard.faults.build import MOST_ELEMENTS, Unbuildable, build
 from llm_op_guard.faults.entry import known_again
+from llm_op_guard.frozen import frozen
 from llm_op_guard.guard.bind import Bindings
 from llm_op_guard.guard.call import Call
 from llm_op_guard.guard.capture import Known
@@ -19,7 +19,7 @@ from llm_op_guard.guard.reading import INAPPLICABLE, Broken
 from llm_op_guard.guard.violation import Violation
 
 
-@dataclass(frozen=True)
+@frozen
 class Judgement:
     """A call, the arguments that were made of it, and what `explain` says of them: before it, or of its result."""
 

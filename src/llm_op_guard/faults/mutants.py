@@ -8,7 +8,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from llm_op_guard.contract.model import Clause, Contract, Rule
 from llm_op_guard.contract.path import Path
@@ -20,6 +20,7 @@ from llm_op_guard.faults.edits import Edit, edits_at, of_dtypes, of_sizes, of_th
 from llm_op_guard.faults.ingredients import Ingredient, Ingredients
 from llm_op_guard.faults.judge import Judgement, judge
 from llm_op_guard.faults.solve import changed, hints_of
+from llm_op_guard.frozen import frozen
 from llm_op_guard.guard.call import Call, ObjectSpec, Spec
 from llm_op_guard.guard.call_json import to_json
 
@@ -44,7 +45,7 @@ _STEPS = 8
 _TRIES = 25
 
 
-@dataclass(frozen=True)
+@frozen
 class Mutant:
     """A call that breaks a rule, made from the valid call `origin` as `kind` says; `others` is what else it breaks."""
 

@@ -7,7 +7,6 @@ import inspect
 import pkgutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from types import MethodType, ModuleType
 from typing import Any, Protocol
 
@@ -15,6 +14,7 @@ from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.parse import stub_signature
 from llm_op_guard.faults.build import build
 from llm_op_guard.faults.specimen import Specimen
+from llm_op_guard.frozen import frozen
 from llm_op_guard.guard.call import Call
 from llm_op_guard.install.installer import Candidate
 
@@ -44,7 +44,7 @@ class Library(Protocol):
         """Change an object of this library so that functions of contracts may answer what is wanted, step by step."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Operator:
     """A function that a contract holds for.
 

@@ -16,7 +16,6 @@ import warnings
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +24,7 @@ from llm_op_guard.faults.build import Unbuildable
 from llm_op_guard.faults.differences import Difference, Part, differences, parts_of, said
 from llm_op_guard.faults.operators import Operator
 from llm_op_guard.faults.specimen import Unmade
+from llm_op_guard.frozen import frozen
 from llm_op_guard.guard.call import Call
 from llm_op_guard.policy import disable
 
@@ -43,7 +43,7 @@ _STARTED, _VALID_CALL_RAN = "started", "the valid call ran"
 _START_SECONDS = 120.0
 
 
-@dataclass(frozen=True)
+@frozen
 class Outcome:
     """What became of an unguarded call; `text` is the error, or how far off the result is.
 
@@ -54,7 +54,7 @@ class Outcome:
     text: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class Trial:
     """A call to try, the valid one that it was made from, if any, and the names of which a clear error has one."""
 
@@ -148,7 +148,7 @@ def alone(operator: Operator, call: Call) -> Outcome:
 # ---------------------------------------------------------------- in the process
 
 
-@dataclass(frozen=True)
+@frozen
 class _Ran:
     """What a call that ran left: its result and, before and after it, each of its arguments, in parts."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from llm_op_guard.contract.model import Contract, Remember, Rule
 from llm_op_guard.contract.path import Path
@@ -15,6 +15,7 @@ from llm_op_guard.faults.ingredients import Ingredient, Ingredients, ingredients
 from llm_op_guard.faults.judge import Judgement, judge
 from llm_op_guard.faults.mutants import MOST_OF_A_RULE, Mutant, distinct, keep, promised
 from llm_op_guard.faults.solve import changed, hints_of, valid_calls
+from llm_op_guard.frozen import frozen
 from llm_op_guard.guard.capture import entry_of
 
 _RESULT = Path("result")
@@ -24,7 +25,7 @@ _CHANGED_CALLS = 6
 _TRIES = 100
 
 
-@dataclass(frozen=True)
+@frozen
 class Returned:
     """Calls that have returned: with results that keep every promise, and, by rule, with results that break it."""
 

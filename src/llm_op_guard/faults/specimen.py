@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.faults.build import Builder
+from llm_op_guard.frozen import frozen
 from llm_op_guard.guard import functions
 from llm_op_guard.guard.call import Call, MappingSpec, ObjectSpec, SequenceSpec, Spec, TensorSpec, asked
 from llm_op_guard.guard.capture import capture
@@ -32,7 +33,7 @@ class Unmade(Exception):  # noqa: N818 - it is no error: there is just nothing t
     """No real arguments are like those of a call; the text says which are not."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Specimen:
     """What makes the real arguments of one call that runs, anew each time, since operators change them.
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from llm_op_guard.contract.expressions import names_in
@@ -36,6 +35,7 @@ from llm_op_guard.contract.model import (
 )
 from llm_op_guard.contract.path import Path
 from llm_op_guard.contract.solve import inverse
+from llm_op_guard.frozen import frozen
 from llm_op_guard.guard import functions
 from llm_op_guard.guard.asked import Answers
 from llm_op_guard.guard.evaluate import Values, dtype_values
@@ -45,7 +45,7 @@ from llm_op_guard.guard.reading import INAPPLICABLE, SCALAR_TESTS, Broken, autoc
 LONGEST_LIST = 10_000
 
 
-@dataclass(frozen=True)
+@frozen
 class Observation:
     """One sighting of a symbol: `q.shape[3]` is 129."""
 

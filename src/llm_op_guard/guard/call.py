@@ -9,23 +9,27 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from llm_op_guard.contract.path import Path
+from llm_op_guard.frozen import frozen
 from llm_op_guard.guard.reading import UNSET
 
 Number = int | float | bool
 # Of a list or text, as data: longer ones are cut.
 MOST_REPEATED = 1_000_000
+# Where PyTorch begins the memory of a tensor of the CPU, in bytes; of CUDA at a multiple.
+ALIGNMENT = 64
 Step = str | tuple[str | int]
 
 
-@dataclass(frozen=True)
+@frozen
 class TensorSpec:
     """A tensor without its contents.
 
-    `strides` is None where elements lie in row order without gaps. `fill` are the numbers that elements
+    `strides` is None where elements lie in row order without gaps. The first element lies `offset` elements past an
+    address that `ALIGNMENT` divides. `fill` are the numbers that elements
     repeat in row order, None for noise; `at` are single elements, by their place in row order.
     """
 
@@ -35,6 +39,7 @@ class TensorSpec:
     strides: tuple[int, ...] | None = None
     fill: tuple[Number, ...] | None = None
     at: tuple[tuple[int, Number], ...] = ()
+    offset: int = 0
 
     @property
     def elements(self) -> int:
@@ -49,11 +54,12 @@ class TensorSpec:
         text = f"{self.dtype}[{', '.join(map(str, self.shape))}]"
         text += "" if self.device == "cpu" else f" on {self.device}"
         text += "" if self.strides is None else f", strides {self.strides}"
+        text += "" if self.offset == 0 else f", {self.offset} elements past alignment"
         text += "" if self.fill is None else f" of {', '.join(map(str, self.fill[:8]))}{'…' * (len(self.fill) > 8)}"
         return text + "".join(f", element {place} is {value}" for place, value in self.at)
 
 
-@dataclass(frozen=True)
+@frozen
 class ObjectSpec:
     """Something with attributes: a module, a cache, a configuration.
 
@@ -69,7 +75,7 @@ class ObjectSpec:
         return f"{self.kind}({', '.join(parts + [f'{name} is {value}' for name, value in self.answers])})"
 
 
-@dataclass(frozen=True)
+@frozen
 class SequenceSpec:
     """A tuple or list."""
 
@@ -81,7 +87,7 @@ class SequenceSpec:
         return f"({inside})" if self.kind == "tuple" else f"[{inside}]"
 
 
-@dataclass(frozen=True)
+@frozen
 class ManySpec:
     """A tuple or list of `length` items that are alike; `at` are those that are not, by number."""
 
@@ -94,7 +100,7 @@ class ManySpec:
         return f"a {self.kind} of {self.length}" + "".join(f", item {number} is {item}" for number, item in self.at)
 
 
-@dataclass(frozen=True)
+@frozen
 class MappingSpec:
     """A dict whose keys are names; others are made up."""
 
@@ -104,7 +110,7 @@ class MappingSpec:
         return "{" + ", ".join(f"{name}: {value}" for name, value in self.items) + "}"
 
 
-@dataclass(frozen=True)
+@frozen
 class TextSpec:
     """A text that the contract does not spell: only its length is kept, and which other texts of the call it equals.
 
@@ -131,7 +137,7 @@ class TextSpec:
         return f"a text of {self.length}"
 
 
-@dataclass(frozen=True)
+@frozen
 class NumberSpec:
     """A number that no statement of the contract reads: only its kind is kept."""
 
@@ -141,7 +147,7 @@ class NumberSpec:
         return f"{'an' if self.kind == 'int' else 'a'} {self.kind}"
 
 
-@dataclass(frozen=True)
+@frozen
 class TorchSpec:
     """A dtype or a device."""
 
@@ -152,7 +158,7 @@ class TorchSpec:
         return self.name
 
 
-@dataclass(frozen=True)
+@frozen
 class IdentitySpec:
     """What stands for an object: for the one at a path of the call, or for one of another call."""
 
@@ -180,7 +186,7 @@ Spec = (
 )
 
 
-@dataclass(frozen=True)
+@frozen
 class Entry:
     """What a contract knew before a call that has returned: its promises are held against that.
 
@@ -192,7 +198,7 @@ class Entry:
     tensors: tuple[tuple[str, TensorSpec], ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class Call:
     """The arguments of one call, by parameter; `seed` makes what tensors are filled with.
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
 from llm_op_guard.contract.expressions import LOOPS, SEQUENCES, is_read
 from llm_op_guard.contract.model import Clause, Require
 from llm_op_guard.contract.path import Path, path_of
 from llm_op_guard.contract.vocabulary import BUILT_IN, FUNCTIONS, RAW_KINDS
+from llm_op_guard.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Asked:
     """A question that an integration answers about one object: the name of its function, and where the object is."""
 
@@ -25,7 +25,7 @@ class Asked:
     owner: Path
 
 
-@dataclass(frozen=True)
+@frozen
 class Deferred:
     """A rule with the parts that it needs: tensors to read, and facts that are known without reading any."""
 

@@ -296,9 +296,9 @@ class Expressions:
                 return self.asm.made(Op.NUMEL, self._held(x))
             case "dense", [x]:
                 return self.asm.made(Op.DENSE, self._held(x))
-            case "stride", [x, i]:
+            case "stride" | "aligned", [x, number]:
                 held = self._held(x)
-                return self.asm.made(Op.STRIDE, held, self.value(i))
+                return self.asm.made(Op.STRIDE if name == "stride" else Op.ALIGNED, held, self.value(number))
             case "broadcasts", [shape, target]:
                 one = self._shape(shape)
                 return self.asm.made(Op.BROADCASTS, one, self._shape(target))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,9 +33,8 @@ from llm_op_guard.guard.run_time import operator as run_time_operator
 from llm_op_guard.guard.source import CheckSource, Native, check_source
 from llm_op_guard.guard.traced import Local, comptime, constant, is_whole_program, may_break_graph, teller
 from llm_op_guard.guard.violation import Violation
+from llm_op_guard.log import log
 from llm_op_guard.policy import CLASSES, Action, Policy, current, native_wanted
-
-logger = logging.getLogger("llm_op_guard")
 
 
 class Reporter(Protocol):
@@ -112,6 +109,7 @@ class Guard:
         self._pace = Pace(defaults, self.names, lambda judged: reporter.values_judged(self, judged))
         self._checks: dict[tuple[frozenset[CostClass], bool, bool, bool, bool, bool], Checks] = {}
         self._failed_inside = False
+        log()  # while the process can still import what it needs: a guard may fail when it ends
 
     @property
     def names(self) -> tuple[str, str]:
@@ -306,9 +304,9 @@ class Guard:
             f"llm-op-guard failed while checking {self.operator} ({type(error).__name__}); the call went through "
             f"unchecked. This is a fault of the guard, not of the call; it is reported once for each site."
         )
-        logger.error(message)
+        log().error(message)
         # What an error says may be what a user wrote: only for who looks for it.
-        logger.debug("llm-op-guard failed while checking %s", self.operator, exc_info=error)
+        log().debug("llm-op-guard failed while checking %s", self.operator, exc_info=error)
         warn_of_inside(message)
 
 
@@ -317,7 +315,7 @@ def warn_of_inside(message: str) -> None:
     try:
         warnings.warn(GuardInternalWarning(message), stacklevel=3)
     except GuardInternalWarning:
-        logger.debug("warnings are errors here; the call goes through all the same")
+        log().debug("warnings are errors here; the call goes through all the same")
 
 
 class _Outcome:
@@ -362,6 +360,8 @@ class _Outcome:
         """What a check calls that leaves rules to a program which is compiled."""
         guard = self._guard
         # The same in every process, since graphs are kept on disk; another for another choice of rules.
+        import hashlib  # noqa: PLC0415 - few need it
+
         chosen = hashlib.sha256("\n".join(rule.rule.text for rule in rules).encode()).hexdigest()[:8]
         name = f"{guard.contract.hash} {chosen} {guard.site}{' result' if self._plan.after_call else ''}"
 

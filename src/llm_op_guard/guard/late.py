@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -20,6 +20,7 @@ from llm_op_guard.contract.model import Clause, Contract
 from llm_op_guard.contract.path import path_of
 from llm_op_guard.contract.vocabulary import FUNCTIONS
 from llm_op_guard.errors import GuardWarning
+from llm_op_guard.frozen import frozen
 from llm_op_guard.guard import elements
 from llm_op_guard.guard.context import caller
 from llm_op_guard.guard.deferred import Deferred, asks_values, deferred
@@ -60,7 +61,7 @@ class Probe(NamedTuple):
     range: Range | None
 
 
-@dataclass(frozen=True)
+@frozen
 class Verdict:
     """The answer: how many elements are wrong; where the first of them is, and its value.
 
@@ -141,7 +142,7 @@ _Operand = tuple[Literal["is", "fact"], Any]
 _NO_SENTINEL: _Operand = ("is", ())
 
 
-@dataclass(frozen=True)
+@frozen
 class _Asked:
     """One question of a rule: `call` is the value function in it, `expected` what is told where that says more."""
 
@@ -166,7 +167,7 @@ class _Asked:
         return Range(low, high, *self.open, tuple(map(_number, allow)))
 
 
-@dataclass(frozen=True)
+@frozen
 class LateRule:
     """A rule in parts, and the questions that it comes to.
 
@@ -380,7 +381,7 @@ calls = _Calls()
 # ---------------------------------------------------------------- afterwards
 
 
-@dataclass(frozen=True)
+@frozen
 class LateCall:
     """A call that was asked for: which of its check it was, where it came from, under which policy."""
 

@@ -140,9 +140,6 @@ class _Lowering:
         """Whether a step is about values, or hangs on what one that is left would have told."""
         if step.clause.cost_class != "A":
             return True
-        if step.clause.eager:
-            self.reasons.append(f"{_named(step.clause.statement)} asks functions that only Python has")
-            return True
         # A size that only Python has seen might be another than the one that is solved for.
         needs = step.needs | step.gives if isinstance(step, Solve) else step.needs
         return (

@@ -8,14 +8,12 @@ so is forgotten: a fact that is out of date would be a false alarm.
 from __future__ import annotations
 
 import itertools
-import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from llm_op_guard.guard.reading import NotApplicable, is_a, is_tracing
-
-logger = logging.getLogger("llm_op_guard")
+from llm_op_guard.log import log
 
 
 class Identity(NamedTuple):
@@ -98,7 +96,7 @@ def distrusting(forgotten: Iterable[tuple[object, Iterable[str]]]) -> Callable[[
 
     def distrust(_: object) -> None:
         if not names <= _distrusted:
-            logger.info("a compiled program changes what %s stand for: rules that recall them step aside", names)
+            log().info("a compiled program changes what %s stand for: rules that recall them step aside", names)
             _distrusted.update(names)
 
     return distrust

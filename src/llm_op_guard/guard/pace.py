@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-import random
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llm_op_guard.contract.model import Clause, Contract, Declare, DtypeName, DtypeSet, Require, TensorType
 from llm_op_guard.contract.path import Path, path_of
 from llm_op_guard.contract.vocabulary import dtype_names
 from llm_op_guard.guard.deferred import deferred
 from llm_op_guard.policy import Action, Policy, Setting, current
+
+if TYPE_CHECKING:
+    from random import Random
 
 _WHOLE = dtype_names(DtypeSet("integer"))
 # A check before the call and the one after it.
@@ -49,8 +52,12 @@ def _is_whole(path: Path | None, contract: Contract) -> bool:
     return bool(fixed) and all(isinstance(d, DtypeName | DtypeSet) and dtype_names(d) <= _WHOLE for d in fixed)
 
 
-# Of its own: what the program draws must not depend on guards.
-_chance = random.Random()
+@functools.cache
+def _chance() -> Random:
+    """Of its own: what the program draws must not depend on guards."""
+    from random import Random  # noqa: PLC0415 - few need it
+
+    return Random()
 
 
 class Pace:
@@ -72,7 +79,7 @@ class Pace:
     def _is_turn(self, setting: Setting) -> bool:
         if setting.every != 1:
             return next(self._calls) % setting.every == 0
-        return setting.sample == 1 or _chance.random() < setting.sample
+        return setting.sample == 1 or _chance().random() < setting.sample
 
 
 def paced(full: Checks, without: Checks, is_due: Callable[[], bool], is_tracing: Callable[[], bool]) -> Checks:

@@ -10,7 +10,7 @@ import ast
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from llm_op_guard.contract.model import (
@@ -25,6 +25,7 @@ from llm_op_guard.contract.model import (
 from llm_op_guard.contract.path import Path
 from llm_op_guard.contract.vocabulary import FUNCTIONS
 from llm_op_guard.contract.walk import paths_in_type
+from llm_op_guard.frozen import frozen
 from llm_op_guard.guard.steps import (
     Agree,
     Decide,
@@ -44,7 +45,7 @@ from llm_op_guard.guard.steps import (
 from llm_op_guard.policy import CLASSES
 
 
-@dataclass(frozen=True)
+@frozen
 class Plan:
     """The steps of one check in order: those before the call, or (`after_call`) those that wait for the result.
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 from llm_op_guard.contract.model import DtypeName, DtypeSet
 from llm_op_guard.contract.path import Path
+from llm_op_guard.frozen import frozen
 from llm_op_guard.guard.deferred import Deferred, asks_values, deferred, is_traceable
 from llm_op_guard.guard.draft import Draft, comment, indented, steps_source
 from llm_op_guard.guard.expression_source import ExpressionWriter
@@ -32,7 +32,7 @@ CHECK = "check"
 Native = Literal["no", "first", "first, and some is left", "left"]
 
 
-@dataclass(frozen=True)
+@frozen
 class CheckSource:
     """The text of a check; the sets of dtypes and the constants that it names; what it calls its variables.
 

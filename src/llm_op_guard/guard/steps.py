@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from llm_op_guard.contract import solve
 from llm_op_guard.contract.expressions import names_in
@@ -35,9 +34,10 @@ from llm_op_guard.contract.model import (
 )
 from llm_op_guard.contract.path import Path
 from llm_op_guard.contract.walk import bound_symbols, paths_in_tensor, paths_in_type
+from llm_op_guard.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Given:
     """A fact that a step waits for: a branch test that came out as wanted, an alternative that was committed to."""
 
@@ -45,7 +45,7 @@ class Given:
     value: bool | int
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _Step:
     """What all kinds share.
 
@@ -66,7 +66,7 @@ class _Step:
         return self.clause.certain
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Decide(_Step):
     """Decide whether a branch is taken; its outcome is `fact`. `clause` is the first statement in the branch."""
 
@@ -79,7 +79,7 @@ class Decide(_Step):
         return True
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Read(_Step):
     """Get the value at a path; whether there is one is `fact`."""
 
@@ -87,7 +87,7 @@ class Read(_Step):
     path: Path
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Match(_Step):
     """Find the alternative of a type that fits, and take from the value what it tells by itself.
 
@@ -99,7 +99,7 @@ class Match(_Step):
     type: Type
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Solve(_Step):
     """Get `symbol` out of the size of one dimension, where nothing else has told it; `undo` says how."""
 
@@ -109,7 +109,7 @@ class Solve(_Step):
     undo: tuple[solve.Step, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Agree(_Step):
     """Compare what of a tensor could not be compared before other names were known."""
 
@@ -117,21 +117,21 @@ class Agree(_Step):
     tensor: TensorType
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Let(_Step):
     """Give assigned names their values."""
 
     statement: Assign
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Demand(_Step):
     """Judge what a statement requires or promises."""
 
     statement: Require
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Keep(_Step):
     """Remember facts about an object, when all else of a call is right."""
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import Any, Literal, Self
 
 from llm_op_guard.contract.model import CostClass
 from llm_op_guard.errors import GUARD_ERRORS, GuardError
+from llm_op_guard.frozen import frozen
 from llm_op_guard.guard.call import Call
 from llm_op_guard.guard.call_json import to_json
 
 
-@dataclass(frozen=True)
+@frozen
 class TensorMetadata:
     """What a tensor argument looked like: never its contents."""
 
@@ -25,7 +26,7 @@ class TensorMetadata:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}] {self.device}"
 
 
-@dataclass(frozen=True)
+@frozen
 class Binding:
     """The value of a symbol and where it was seen: `D = 16`, from `q.shape[3]` and `k.shape[3]`."""
 
@@ -37,7 +38,7 @@ class Binding:
         return f"{self.symbol} = {self.value}"
 
 
-@dataclass(frozen=True)
+@frozen
 class CallSite:
     """The first frame outside this library and the framework's wrappers.
 
@@ -56,7 +57,7 @@ class CallSite:
         return f"{self.file}:{self.line} in {self.function}{owner}"
 
 
-@dataclass(frozen=True)
+@frozen
 class LastSeen:
     """Where a tensor was before it broke a rule: the last guarded call of its thread that had it.
 
@@ -112,7 +113,7 @@ class LastSeen:
         return f"{text}, and changed in place since" if self.changes else text
 
 
-@dataclass(frozen=True)
+@frozen
 class Replayed:
     """That a call was captured in a CUDA graph: `at` is the replay that broke the rule, the first one since a replay
     was last told of, and `broken` how many broke a rule of that call since, of all `replays` so far.
@@ -133,7 +134,7 @@ class Replayed:
         return text + ("; a graph does not wait, so that the operator ran" if self.protects else "")
 
 
-@dataclass(frozen=True)
+@frozen
 class ToldLate:
     """That a verdict was not waited for: which call of its guard it is about, and how many guarded calls began since.
 
@@ -152,7 +153,7 @@ class ToldLate:
         return f"call {self.call} of this operator; told {later}"
 
 
-@dataclass(frozen=True)
+@frozen
 class Violation:
     """One broken rule.
 

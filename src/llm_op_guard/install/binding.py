@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import keyword
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,8 +12,7 @@ from llm_op_guard.guard.compile import compile_function
 from llm_op_guard.guard.context import WRAPPER_LABEL
 from llm_op_guard.guard.reading import UNSET
 from llm_op_guard.install.wrapper import BOUND, bound_source
-
-logger = logging.getLogger("llm_op_guard")
+from llm_op_guard.log import log
 
 # What the functions in `stand_in` call what they were given.
 PACKED = ("_llm_op_guard_args", "_llm_op_guard_kwargs")
@@ -70,7 +68,7 @@ class Binding:
         if self._told:
             return
         self._told = True
-        logger.warning(
+        log().warning(
             "llm-op-guard: a call of %s does not fit the parameters %s (%s) and went unchecked; this is said once",
             self._name,
             f"({', '.join(self._signature.parameters)})",

@@ -7,7 +7,6 @@ through it when the guard is off.
 from __future__ import annotations
 
 import inspect
-import logging
 import threading
 from collections.abc import Callable
 from types import FunctionType, ModuleType
@@ -17,8 +16,7 @@ from llm_op_guard.guard.guard import Guard
 from llm_op_guard.install.binding import Binding
 from llm_op_guard.install.site import Site
 from llm_op_guard.install.stand_in import StandIn
-
-logger = logging.getLogger("llm_op_guard")
+from llm_op_guard.log import log
 
 
 class _BuiltinStandIn(StandIn):
@@ -95,7 +93,7 @@ class BuiltinSite(Site):
         """As for any site; the builtin itself is there while the policy has nothing switched on."""
         super().adjust()
         if not self._place.set(on=self.patch.armed):
-            logger.warning("llm-op-guard steps aside at %s: somebody else put their own there", self.name)
+            log().warning("llm-op-guard steps aside at %s: somebody else put their own there", self.name)
 
     def remove(self) -> bool:
         """Give the builtin back; False when somebody else put their own there since, and it was left alone."""

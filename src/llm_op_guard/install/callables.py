@@ -11,12 +11,13 @@ import inspect
 import sys
 import types
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import FunctionType, MethodType
 from typing import Any, cast
 
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.parse import stub_signature
+from llm_op_guard.frozen import frozen
 from llm_op_guard.install.binding import ABSENT, usable
 from llm_op_guard.install.operation import GUARDED, Operation
 from llm_op_guard.install.stand_in import KernelStandIn, StandIn, launching, through
@@ -25,7 +26,7 @@ from llm_op_guard.install.stand_in import KernelStandIn, StandIn, launching, thr
 _DYNAMO_SKIPS = ("_torchdynamo_orig_callable", "_torchdynamo_inline")
 
 
-@dataclass(frozen=True)
+@frozen
 class Kind:
     """A row of the table: what it is, how to tell, how it is taken; for the docs how it is guarded and what differs."""
 
@@ -36,7 +37,7 @@ class Kind:
     differs: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Refused:
     """What cannot be guarded, and what to do instead."""
 

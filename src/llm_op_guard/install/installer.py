@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib.util
-import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -15,17 +14,17 @@ from typing import Any, Protocol
 
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.parse import stub_signature
+from llm_op_guard.frozen import frozen
 from llm_op_guard.guard.guard import Guard
 from llm_op_guard.install.builtin import BuiltinSite, Replaced
 from llm_op_guard.install.producer import Producer
 from llm_op_guard.install.site import Refusal, Site
 from llm_op_guard.install.watch import ModuleWatch
+from llm_op_guard.log import log
 from llm_op_guard.policy import Policy
 
-logger = logging.getLogger("llm_op_guard")
 
-
-@dataclass(frozen=True)
+@frozen
 class Candidate:
     """A function that an integration has recognised: what guards it, or why nothing does.
 
@@ -183,7 +182,7 @@ class Installer:
 
     def _failed(self, module: str, error: BaseException) -> None:
         self._refuse(Refusal(module, f"{type(error).__name__}: {error}"))
-        logger.error("llm-op-guard could not look at %s", module, exc_info=error)
+        log().error("llm-op-guard could not look at %s", module, exc_info=error)
 
 
 def _site(candidate: Candidate, function: FunctionType, guard: Guard) -> Site:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
 from llm_op_guard.contract.model import Contract, Declare
 from llm_op_guard.contract.parse import stub_signature
+from llm_op_guard.frozen import frozen
 from llm_op_guard.install.binding import ABSENT, Binding
 from llm_op_guard.install.patch import copy_function
 from llm_op_guard.install.wrapper import Parameters
@@ -23,7 +23,7 @@ def known_as(module: str) -> str:
     return "__main__" if module == "__mp_main__" else module
 
 
-@dataclass(frozen=True)
+@frozen
 class Operation:
     """What is called in a callable, and how a guarded function is put in its place.
 

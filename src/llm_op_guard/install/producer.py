@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from types import FunctionType
 
 from llm_op_guard.guard import ledger
 from llm_op_guard.install.patch import Patch
+from llm_op_guard.log import log
 from llm_op_guard.policy import is_off
-
-logger = logging.getLogger("llm_op_guard")
 
 
 class Producer:
@@ -41,7 +39,7 @@ class Producer:
                 self._patch.arm(ledger.owner_of_call, self._leaving)
             except RuntimeError as error:
                 # Somebody patched the same function after us: theirs stays.
-                logger.warning("llm-op-guard does not track %s: %s", self.name, error)
+                log().warning("llm-op-guard does not track %s: %s", self.name, error)
 
     def remove(self) -> bool:
         """Restore the function; False when somebody else changed it since, and it was left alone."""

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import ast
 import functools
-import hashlib
 import inspect
 import linecache
 import symtable
 import tokenize
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from llm_op_guard.frozen import frozen
 from llm_op_guard.install.patch import is_call, original_code
 from llm_op_guard.install.wrapper import Parameters
 
 
-@dataclass(frozen=True)
+@frozen
 class Refused:
     """No answer, and why."""
 
     reason: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Fingerprint:
     """What a function's code is recognised by: `digest`, 16 hex digits.
 
@@ -38,7 +37,7 @@ class Fingerprint:
     reaches: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class _Own:
     """A function by itself: its digest and the names it takes from outside."""
 
@@ -221,7 +220,7 @@ def _parsed(code: CodeType, module_globals: dict[str, Any]) -> _Parsed | Refused
     return parsed
 
 
-@dataclass(frozen=True)
+@frozen
 class _Parsed:
     name: str
     parameters: tuple[str, ...]
@@ -283,4 +282,6 @@ def _outside(table: symtable.SymbolTable) -> set[str]:
 
 
 def _digest(text: str) -> str:
+    import hashlib  # noqa: PLC0415 - few need it
+
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-from dataclasses import dataclass
 from types import FunctionType
 
+from llm_op_guard.frozen import frozen
 from llm_op_guard.guard import fast, ledger
 from llm_op_guard.guard.asked import in_calls
 from llm_op_guard.guard.guard import Guard
 from llm_op_guard.guard.late import has_devices, noting
 from llm_op_guard.install.binding import PACKED, Binding
 from llm_op_guard.install.patch import Patch
+from llm_op_guard.log import log
 from llm_op_guard.policy import CLASSES, Setting, Time, anywhere, switched_on
-
-logger = logging.getLogger("llm_op_guard")
 
 
 class Site:
@@ -66,7 +64,7 @@ class Site:
                 vars(self.function).setdefault("__wrapped__", self.patch.call)
             except RuntimeError as error:
                 # Somebody patched the same function after us: theirs stays.
-                logger.warning("llm-op-guard steps aside at %s: %s", self.name, error)
+                log().warning("llm-op-guard steps aside at %s: %s", self.name, error)
 
     def _tells_late(self, settings: list[Setting]) -> bool:
         """Whether the verdict of a rule may come after its call, by these settings."""
@@ -86,7 +84,7 @@ class Site:
         return self.patch.disarm()
 
 
-@dataclass(frozen=True)
+@frozen
 class Refusal:
     """A place where no guard was put, and why."""
 

@@ -5,17 +5,15 @@ Importing either for that would take seconds.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable
 from types import ModuleType
 
 from llm_op_guard.install.watch import ModuleWatch
+from llm_op_guard.log import log
 from llm_op_guard.native import extension
 
 _TORCH, _DYNAMO = "torch", "torch._dynamo"
-
-logger = logging.getLogger("llm_op_guard")
 
 
 class Follower:
@@ -50,4 +48,4 @@ class Follower:
 
 
 def _failed(name: str, error: BaseException) -> None:
-    logger.warning("llm-op-guard could not prepare native checks for %s", name, exc_info=error)
+    log().warning("llm-op-guard could not prepare native checks for %s", name, exc_info=error)

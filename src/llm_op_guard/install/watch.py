@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Sequence
-from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, cast
@@ -55,7 +54,7 @@ class ModuleWatch:
             spec: ModuleSpec | None = find(fullname, path, target) if find is not None else None
             if spec is not None:
                 if hasattr(spec.loader, "exec_module"):  # a namespace package has no loader
-                    spec.loader = cast(Loader, _ReportingLoader(spec.loader, spec, self))
+                    spec.loader = cast(Any, _ReportingLoader(spec.loader, spec, self))
                 return spec
         return None
 

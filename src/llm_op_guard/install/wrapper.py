@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import CodeType
 from typing import Any
+
+from llm_op_guard.frozen import frozen
 
 FACTORY = "factory"
 BOUND = "bound"
 
 
-@dataclass(frozen=True)
+@frozen
 class Names:
     """What one wrapper calls its globals, but for `state` and `result`, which are local."""
 
@@ -39,7 +40,7 @@ class Names:
         )
 
 
-@dataclass(frozen=True)
+@frozen
 class Parameters:
     """The parameter names of a code object, by kind. Defaults are not here: they live on the function."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from importlib import resources
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, cast
 
@@ -117,6 +116,8 @@ def _specimen(operator: str) -> dict[str, Any]:
 
 @cache
 def _contracts() -> dict[str, Contract]:
+    from importlib import resources  # noqa: PLC0415 - few need it
+
     path = resources.files("llm_op_guard") / "contracts" / LIBRARY / "functional.contract"
     return parse_stubs(path.read_text(encoding="utf-8"), f"{LIBRARY}/functional.contract")
 

@@ -54,6 +54,7 @@ struct Tensor {
   int32_t ndim;
   int32_t dtype;
   DLDevice device;
+  uint64_t address;
   int64_t shape[kMostDims];
   int64_t strides[kMostDims];
 };

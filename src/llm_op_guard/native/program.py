@@ -8,9 +8,10 @@ refuses a program whose numbers lead out of it.
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
 from enum import IntEnum, auto
 from typing import Any
+
+from llm_op_guard.frozen import frozen
 
 
 class Op(IntEnum):
@@ -51,6 +52,7 @@ class Op(IntEnum):
     DEVICE = auto()  # d x
     DENSE = auto()  # d x
     STRIDE = auto()  # d x v
+    ALIGNED = auto()  # d x v
     LIKE = auto()  # x x t
     SIZE_IS = auto()  # d x axis
     DEVICE_IS = auto()  # d x
@@ -116,7 +118,7 @@ MOST_TENSORS = 64
 MOST_INSTRUCTIONS = 4096
 
 
-@dataclass(frozen=True)
+@frozen
 class Program:
     """A check as `run.cpp` runs it. Its first values are the arguments, in order, its last ones the constants.
 
@@ -133,7 +135,7 @@ class Program:
     tensors: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Refused:
     """Why there is no program for a plan: the Python check is used."""
 

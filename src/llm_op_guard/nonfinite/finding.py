@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
+from llm_op_guard.frozen import frozen
 from llm_op_guard.guard.functions import NEAR
 from llm_op_guard.guard.violation import CallSite
 from llm_op_guard.report.text import place
@@ -13,7 +13,7 @@ from llm_op_guard.report.text import place
 Kind = Literal["parameter", "buffer", "input", "output", "gradient"]
 
 
-@dataclass(frozen=True)
+@frozen
 class Place:
     """Where a tensor is not finite: the first offending element in row order, its value, how many there are of `total`.
 
@@ -48,7 +48,7 @@ class Place:
         return not isinstance(self.value, complex) and math.isinf(self.value)
 
 
-@dataclass(frozen=True)
+@frozen
 class Operand:
     """A tensor that went in: what it looked like, its largest finite magnitude, and whether -inf masks in it."""
 
@@ -64,7 +64,7 @@ class Operand:
         return f"{text}, masks with -inf" if self.masks else text
 
 
-@dataclass(frozen=True)
+@frozen
 class NonFinite:
     """What `first_nonfinite` found. `str()` of it is the diagnosis.
 

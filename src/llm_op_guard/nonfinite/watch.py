@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llm_op_guard.errors import GuardInternalWarning
+from llm_op_guard.frozen import frozen
 from llm_op_guard.guard.readable import plain_tensors
 from llm_op_guard.guard.violation import CallSite
 from llm_op_guard.nonfinite import tensors
@@ -40,7 +41,7 @@ _SOFTMAX = ("Softmax", "LogSoftmax", "Softmin", "Softmax2d")
 _TABLES: tuple[tuple[str, Kind], ...] = (("_parameters", "parameter"), ("_buffers", "buffer"))
 
 
-@dataclass(frozen=True)
+@frozen
 class _Below:
     """Of a tensor that holds -inf: whether it masks, and the module that made it of finite inputs."""
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 
+from llm_op_guard.frozen import frozen
 from llm_op_guard.report.terminal import Terminal
 
 _LEFT = 27
 _RIGHT = 66
 
 
-@dataclass(frozen=True)
+@frozen
 class Comparison:
     """What a bad input does unguarded, and what the guard says of it.
 

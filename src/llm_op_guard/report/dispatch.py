@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,12 +17,11 @@ from llm_op_guard.guard.context import all_arguments, call_site, tensor_metadata
 from llm_op_guard.guard.guard import Guard
 from llm_op_guard.guard.ledger import last_seen
 from llm_op_guard.guard.violation import Violation, error_class
+from llm_op_guard.log import log
 from llm_op_guard.policy import Action, Policy, current, is_off
 from llm_op_guard.report.record import Record
 from llm_op_guard.report.text import render
 from llm_op_guard.waivers import Waiver, Waivers
-
-logger = logging.getLogger("llm_op_guard")
 
 
 class Subject(Protocol):
@@ -82,7 +80,7 @@ class Dispatcher:
                 warned.add(violation.rule_id)
                 fresh.append(violation)
             else:
-                logger.info("%s", violation.summary)
+                log().info("%s", violation.summary)
         if fresh:
             self._warn(fresh)
         return None
@@ -147,7 +145,7 @@ class Dispatcher:
 
     def _warn(self, violations: list[Violation]) -> None:
         message = _text(violations)
-        logger.warning("%s", message)
+        log().warning("%s", message)
         site = violations[0].call_site
         # Explicit, because the frames between here and the caller are no fixed number.
         file, line = (site.file, site.line) if site is not None else ("<unknown>", 1)
@@ -161,7 +159,7 @@ def _say_expired(waiver: Waiver) -> None:
         f"the waiver of rule {waiver.rule!r} at {waiver.site} expired on {waiver.until.isoformat()}, so the rule holds "
         f"again; correct the call, or give the waiver another date (its reason: {waiver.reason})"
     )
-    logger.warning("%s", message)
+    log().warning("%s", message)
     # Where warnings are errors, what becomes of the violation must not depend on this one.
     with contextlib.suppress(GuardWarning):
         warnings.warn(GuardWarning(message), stacklevel=2)
@@ -196,7 +194,7 @@ def _captured(contract: Contract, arguments: Mapping[str, Any], broken: list[str
     try:
         return capture(contract, arguments, broken, before)
     except Exception:  # arguments that do not even let themselves be described: the diagnosis goes without
-        logger.debug("a call could not be kept as data", exc_info=True)
+        log().debug("a call could not be kept as data", exc_info=True)
         return None
 
 
@@ -208,5 +206,5 @@ def _text(violations: list[Violation]) -> str:
     try:
         return render(violations)
     except Exception:  # a diagnosis must never replace the failure it describes
-        logger.exception("llm-op-guard could not render a diagnosis")
+        log().exception("llm-op-guard could not render a diagnosis")
         return "; ".join(f"{v.operator}: rule {v.rule_id} is broken" for v in violations)

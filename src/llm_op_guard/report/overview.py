@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from llm_op_guard.frozen import frozen
 from llm_op_guard.report.terminal import Terminal
 
 _WIDTH = 100
 
 
-@dataclass(frozen=True)
+@frozen
 class Group:
     """Places that have something in common: a contract, or the reason why they have none."""
 

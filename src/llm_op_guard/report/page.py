@@ -11,8 +11,9 @@ import base64
 import hashlib
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
+
+from llm_op_guard.frozen import frozen
 
 Node = ET.Element
 Content = Node | str | None
@@ -32,7 +33,7 @@ SIGNS = {
 _MOST_SHOWN = 5000
 
 
-@dataclass(frozen=True)
+@frozen
 class Cell:
     """A cell of a matrix: its look, its number, notes below, words for screen readers only, and what it opens."""
 
@@ -43,7 +44,7 @@ class Cell:
     opens: tuple[Node, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class Row:
     """A line of a matrix: cells by column, or the reason why there are none. A finding is what somebody has to see."""
 

@@ -9,29 +9,29 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import datetime
-import json
-import logging
 import os
 import stat
 import sys
 import threading
+import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llm_op_guard.errors import GuardInternalWarning, PolicyError
 from llm_op_guard.guard.violation import Violation
+from llm_op_guard.log import log
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 try:
     import fcntl
 except ImportError:  # Windows: files are not rotated there while several processes write
     fcntl = None  # type: ignore[assignment]
 
-logger = logging.getLogger("llm_op_guard")
 
 _MOST_PLACES = 2000
 _MOST_NOTE = 1000
@@ -65,6 +65,8 @@ class JsonLines:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, max_records: int = 10_000, keep: int = 5) -> None:
+        from pathlib import Path  # noqa: PLC0415 - few need it
+
         for name, value, least in (("max_records", max_records, 1), ("keep", keep, 0)):
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise PolicyError(f"{name}= is a whole number, {least} or more; got {value!r}")
@@ -203,6 +205,8 @@ class JsonLines:
             inode = os.fstat(file).st_ino
             if place is not None and place.explained_in != inode:
                 entry = {**entry, "diagnosis": place.diagnosis}
+            import json  # noqa: PLC0415 - few need it
+
             line = before + json.dumps(entry, ensure_ascii=True, default=str).encode() + _NEWLINE
             written = os.write(file, line)
             if written != len(line):
@@ -271,7 +275,7 @@ class JsonLines:
             f"llm-op-guard cannot record to {self.path} ({type(error).__name__}: {error}); guarded calls go on, and "
             f"counts are kept for the next attempt. This is said once."
         )
-        logger.error(message)
+        log().error(message)
         # Where warnings are errors the log has to do.
         with contextlib.suppress(GuardInternalWarning):
             warnings.warn(GuardInternalWarning(message), stacklevel=2)
@@ -292,7 +296,7 @@ def _ends_a_line(file: int) -> bool:
 
 
 def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
 
 
 def _in_a_fork() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from pathlib import Path
 
 from llm_op_guard.guard.violation import CallSite, Violation
 
@@ -71,5 +70,7 @@ def place(site: CallSite) -> str:
         file = package_file
     else:
         with contextlib.suppress(ValueError, OSError):
+            from pathlib import Path  # noqa: PLC0415 - few need it
+
             file = Path(file).relative_to(Path.cwd()).as_posix()
     return str(CallSite(file, site.line, site.function, site.module_class, site.layer_idx))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import os
 import sys
 import threading
@@ -26,6 +25,7 @@ from llm_op_guard.guard.late import LateCall, Probe, Replay, Verdict
 from llm_op_guard.guard.readable import is_captured, is_capturing, unseen
 from llm_op_guard.guard.reading import NotApplicable
 from llm_op_guard.guard.violation import Violation
+from llm_op_guard.log import log
 from llm_op_guard.policy import is_off
 from llm_op_guard.values import by_torch, ring
 from llm_op_guard.values.places import Place, Places
@@ -33,8 +33,6 @@ from llm_op_guard.values.ring import Look, Ring
 
 if TYPE_CHECKING:
     from llm_op_guard.guard.guard import Guard
-
-logger = logging.getLogger("llm_op_guard")
 
 
 @dataclass(eq=False)
@@ -122,7 +120,7 @@ class _Device:
         except NotApplicable:
             raise
         except Exception as error:  # no compiler, or a Triton that the kernel was not made for
-            logger.warning("Triton cannot be used on %s (%s): values are asked for by torch", self.ring.device, error)
+            log().warning("Triton cannot be used on %s (%s): values are asked for by torch", self.ring.device, error)
             self._launch = None
             return None
 
@@ -136,7 +134,7 @@ class _Device:
             if not is_capturing():  # what is captured is not under way
                 torch.cuda.synchronize(self.ring.device)
         except RuntimeError as error:
-            logger.info("%s does not answer any more: %s", self.ring.device, error)
+            log().info("%s does not answer any more: %s", self.ring.device, error)
 
 
 # Asks with one launch: (the questions of the answers, what they are about), or None where it cannot.
@@ -148,7 +146,7 @@ def _launcher(device: Any) -> _Launch | None:
     try:
         from llm_op_guard.values import kernel  # noqa: PLC0415 - imports Triton
     except Exception as error:  # none, or another version
-        logger.info("Triton cannot be used on %s: %s", device, error)
+        log().info("Triton cannot be used on %s: %s", device, error)
         return None
     return kernel.Launcher(device).ask if kernel.runs_on(device) else None
 
@@ -210,7 +208,7 @@ class LateQueue:
         except NotApplicable:
             return True
         except RuntimeError as error:  # the device is lost, or its memory is full
-            logger.info("values of a call of %s could not be asked for: %s", guard.operator, error)
+            log().info("values of a call of %s could not be asked for: %s", guard.operator, error)
             return False
         except Exception as error:
             guard.fail_inside(error)
@@ -303,7 +301,7 @@ class LateQueue:
                 if text not in getattr(error, "__notes__", ()):
                     error.add_note(text)
         except Exception:  # the error is what matters
-            logger.debug("no note could be given to an exception", exc_info=True)
+            log().debug("no note could be given to an exception", exc_info=True)
 
     def forget(self) -> None:
         """Drop all that is under way; for tests."""

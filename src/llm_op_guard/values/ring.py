@@ -12,12 +12,10 @@ one, the reader the other.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import math
 import struct
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from llm_op_guard.guard.late import MOST_PROBES, Number, Probe, Range, Verdict
@@ -204,6 +202,9 @@ class Ring:
     """
 
     def __init__(self, device: Any, slots: int = SLOTS) -> None:
+        import ctypes  # noqa: PLC0415 - few need it
+        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - few need it
+
         self.device = device
         self.slots = slots
         # In a thread of its own no mode is on: an inference tensor could not be written to elsewhere, and what is

@@ -5,12 +5,11 @@ from __future__ import annotations
 import io
 import tokenize
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.stubs import Stubs
+from llm_op_guard.frozen import frozen
 from llm_op_guard.install.installer import Candidate
 from llm_op_guard.install.recognise import Fingerprint, Refused, fingerprint, innermost
 from llm_op_guard.policy import Action, Policy, Setting
@@ -23,7 +22,7 @@ METADATA = Policy(A=Setting(Action.RAISE), B=Setting(Action.OFF))
 TOKEN_IDS = Policy(A=Setting(Action.RAISE), B=Setting(Action.RAISE))
 
 
-@dataclass(frozen=True)
+@frozen
 class Code:
     """A body of code that was read: where it stands, and the Transformers versions that have it.
 
@@ -35,7 +34,7 @@ class Code:
     reason: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class Family:
     """Functions that compute the same: their contract (`file:name`), and their code by fingerprint."""
 
@@ -44,7 +43,7 @@ class Family:
     defaults: Policy = METADATA
 
 
-@dataclass(frozen=True)
+@frozen
 class KnownCode:
     """Code that no contract is for, and that something is told by, by fingerprint: what it is for, and where it stands.
 
@@ -70,6 +69,8 @@ def contract_named(name: str, name_of_cache: str = "cache") -> Contract:
 
 @cache
 def _contracts(file: str, name_of_cache: str) -> Stubs:
+    from importlib import resources  # noqa: PLC0415 - few need it
+
     path = resources.files("llm_op_guard") / "contracts" / LIBRARY / f"{file}.contract"
     text = _renamed(path.read_text(encoding="utf-8"), "cache", name_of_cache)
     return Stubs(text, f"{LIBRARY}/{file}.contract")
