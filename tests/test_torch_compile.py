@@ -262,3 +262,37 @@ def test_a_traced_guard_changes_no_state_of_python(monkeypatch: pytest.MonkeyPat
 
 def scale(x: Any, w: Any) -> Any:
     return x * w
+
+
+LONG = """
+    table: floating[V, E]
+    require(within(ids, 0, V), id='in')
+    require(E % 2 == 0, id='even')
+    require(mask is None or any_per_row(mask), id='mask', certain=False)
+"""
+
+
+@pytest.mark.parametrize("action", ["raise", "warn", "record"])
+def test_a_broken_rule_in_a_long_check(action: str) -> None:
+    """Dynamo fails at compiling the half of it that would follow the break."""
+
+    @og.guard(LONG)
+    def looked_up(ids: Any, table: Any, mask: Any = None) -> Any:
+        return table[ids]
+
+    torch._dynamo.reset()
+    og.record.clear()
+    compiled = torch.compile(lambda ids, table: looked_up(ids, table) * 2, backend="eager")
+    ids, narrow = torch.tensor([0, 1]), torch.ones(2, 3)
+    with og.policy(A=action):
+        for _ in range(2):
+            if action == "raise":
+                with pytest.raises(og.GuardError, match="E % 2 = 1"):
+                    compiled(ids, narrow)
+            elif action == "warn" and og.record.total == 0:
+                with pytest.warns(og.GuardWarning, match="E % 2 = 1"):
+                    assert compiled(ids, narrow).shape == (2, 3)
+            else:
+                assert compiled(ids, narrow).shape == (2, 3)
+            assert compiled(ids, torch.ones(2, 4)).shape == (2, 4)
+    assert og.record.counts == {(f"{__name__}.{looked_up.__qualname__}", "even"): 2}

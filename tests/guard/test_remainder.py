@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -101,6 +102,25 @@ def test_a_declaration_is_taken_whole_where_some_of_it_is_left() -> None:
     assert "q.dtype" not in text
 
 
+PAST = "q: floating[N, H, L, D]\nk: any[N, H, L, D]\nmask: None | boolean[B, S]\n"
+PAST += "past: None | (floating[B, H, S, D], floating[B, H, S, D])"
+
+
+def test_what_is_left_is_compared_with_what_the_program_may_have_seen() -> None:
+    """Both of `past` surely tell S where they are there: they are no witnesses of each other alone."""
+
+    @og.guard(PAST)
+    def attention(q: Any, k: Any, past: Any = None, mask: Any = None) -> Any:
+        return q
+
+    q, past = torch.ones(1, 2, 3, 4), (torch.ones(1, 2, 5, 4),) * 2
+    for mask in (torch.ones(1, 5) > 0, None):
+        attention(q, q, past, mask)
+    attention(q, q, None, torch.ones(2, 7) > 0)
+    with pytest.raises(og.GuardError, match=r"mask.shape\[1\] = 6, expected S = 5"):
+        attention(q, q, past, torch.ones(1, 6) > 0)
+
+
 def test_what_a_check_after_the_call_asks_for() -> None:
     text = left_text(f"{GROUPED}\nreturns: floating[B, T, S]", "A")
     assert "B, T, _ = q.shape" in text
@@ -135,3 +155,70 @@ def test_every_part_stops_what_is_wrong(where: str) -> None:
     with pytest.raises(og.GuardError) as caught:
         looked_up(**{**RIGHT, **wrong})
     assert [violation.rule_id for violation in caught.value.violations] == [rule_id]
+
+
+DECLARED = "x: any[B, D]\ny: any[B, D]\nrequire(D % 2 == 0)\n"
+OF_SIZES = {
+    "a shape": "require(broadcasts(x.shape, (n ** 1, 2)))",
+    "strides": "require(dense(x) or n ** 3 == 0)",
+    "elements": "require(numel(x) ** 2 == 16)",
+    "a loop": "require(all(s ** 2 == 4 for s in x.shape))",
+    "after the call": "was = x.shape\nensure(result.shape == was)",
+    "after the call, from a type": "returns: any[*x.shape]",
+}
+
+
+@pytest.mark.parametrize("declared", [DECLARED, ""], ids=["declared", "not declared"])
+@pytest.mark.parametrize("rule", OF_SIZES.values(), ids=OF_SIZES)
+def test_under_jit_trace_it_steps_aside_without_a_trace(declared: str, rule: str) -> None:
+    def double(x: Any, y: Any, n: int) -> Any:
+        return x + y
+
+    def traced(operator: Any) -> str:
+        program = torch.jit.trace(lambda x: operator(x, x, 2), (torch.ones(2, 2),), check_trace=False)
+        return str(program.graph)
+
+    guarded = og.guard(declared + rule)(double)
+    guarded(torch.ones(2, 2), torch.ones(2, 2), 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", torch.jit.TracerWarning)
+        assert traced(guarded) == traced(double)
+
+
+@og.guard("n: int\nm: int\nk: int\nrequire(n ** 2 < 5, id='power', certain=False)")
+def suspected(n: int, m: int, k: int, xs: Any) -> int:
+    return n
+
+
+@og.guard("n: int\nm: int\nk: int\nrequire(n ** 2 < 5, id='power')")
+def required(n: int, m: int, k: int, xs: Any) -> int:
+    return n
+
+
+@og.guard("n: int\nm: int\nk: int\nrequire(all(x > 0 for x in xs), id='positive')")
+def of_values(n: int, m: int, k: int, xs: Any) -> int:
+    return n
+
+
+@pytest.mark.parametrize(
+    ("operator", "action", "stops"),
+    [(suspected, "raise", False), (required, "raise", True), (required, "warn", False), (of_values, "raise", False)],
+)
+def test_while_a_program_is_exported_it_says_what_the_whole_check_would(
+    operator: Any, action: str, *, stops: bool
+) -> None:
+    """Export runs the program in Python, where a native program accepts what is no fake tensor."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x * operator(3, 3, 3, [0])
+
+    og.record.clear()
+    with warnings.catch_warnings(), og.policy(A=action):
+        warnings.simplefilter("error", og.GuardWarning)
+        if stops:
+            with pytest.raises(og.GuardError):
+                torch.export.export(Model(), (torch.ones(2),), strict=False)
+        else:
+            torch.export.export(Model(), (torch.ones(2),), strict=False)
+    assert og.record.total == stops

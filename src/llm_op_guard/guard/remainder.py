@@ -6,7 +6,7 @@ name or a fact, that the others or a check after the call ask for; and of a tens
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 
 from llm_op_guard.contract.model import AnySize, Dim, DtypeSet, Rest, RestOf, TensorType, Type, dim_symbol
@@ -62,9 +62,7 @@ class _Taking:
 
         They agree: where they do not, a program says no.
         """
-        for giver in self._sources(name, given):
-            self.take(giver)
-            self.taken[id(giver)].add(name)
+        self._take_from(self._givers.get(name, []), name, given)
 
     def follow(self) -> None:
         """Take what the steps need that are taken."""
@@ -73,17 +71,19 @@ class _Taking:
             self.take(*(self._tellers[given.name] for given in step.given))
             if isinstance(step, Agree | Solve):
                 self.take(self._declared[id(step.clause), step.path])
-            # What a program has not seen may differ from what it has: that is compared here.
-            for name in step.needs | step.gives if id(step) in self._unseen else step.needs:
+            for name in step.needs:
                 self.ask(name, step.given)
+            # What a program has not seen may differ from what it has: that is compared here.
+            for name in step.gives if id(step) in self._unseen else ():
+                seen = [giver for giver in self._givers[name] if id(giver) not in self._unseen]
+                self._take_from(seen, name, step.given)
 
-    def _sources(self, name: str, given: tuple[Given, ...]) -> Iterator[Step]:
-        givers = self._givers.get(name, [])
+    def _take_from(self, givers: list[Step], name: str, given: tuple[Given, ...]) -> None:
         sure = next((step for step in givers if name in step.surely and set(step.given) <= set(given)), None)
-        if sure is not None:
-            yield sure
-        else:
-            yield from (step for step in givers if not never_both(step.given, given))
+        for giver in [sure] if sure is not None else givers:
+            if not never_both(giver.given, given):
+                self.take(giver)
+                self.taken[id(giver)].add(name)
 
 
 def _telling(step: Match, names: set[str]) -> Match:

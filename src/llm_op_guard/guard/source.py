@@ -71,6 +71,10 @@ def check_source(
 
 Block = tuple[tuple[Given, ...], list[str]]
 
+_READERS = frozenset(
+    {"_Tensor", "_attribute", "_attribute_or_unset", "_evaluated", "_path_value", "_snapshot", "_tensor_attribute"}
+)
+
 
 class _CheckWriter:
     def __init__(self, plan: Plan, counted: bool, noted: bool, late: bool, native: Native) -> None:
@@ -129,7 +133,8 @@ class _CheckWriter:
                 yield f"({names}) = state"
             arguments = f"(result, state, {arguments})"
         yield from self._accepting()
-        if "_Tensor" in names_in_code("\n".join(body) or "pass"):
+        state = list(self._state())
+        if any(map(_may_read_tensors, names_in_code("\n".join([*body, *state]) or "pass"))):
             yield "if _jit_state() is not None:"
             if self.plan.forgets and not self.plan.after_call:
                 yield f"    {self._forgets()}"
@@ -145,7 +150,6 @@ class _CheckWriter:
             yield "_doubts = []"
         if self.counted and not self.plan.after_call:
             yield from self._untraced(["_tally()"])
-        state = list(self._state())
         if self.late:
             yield from self._untraced(["_error = _late.told()", "if _error is not None:", "    raise _error"])
         yield "try:"
@@ -154,10 +158,11 @@ class _CheckWriter:
         yield "    pass"
         yield "else:"
         yield from indented(self._accepted(arguments, "_state" if state else "None"))
+        # Dynamo never comes to what is left, but an export may that runs it.
+        yield "if _tracing():"
+        yield "    if _lets_through():"
+        yield "        return None"
         if not self.is_left:
-            yield "if _tracing():"
-            yield "    if _lets_through():"
-            yield "        return None"
             yield "    _comptime()(_tell)"
         # Raised here, so that a traceback shows none of the frames that explain.
         yield f"_error = _failed({arguments})"
@@ -190,8 +195,7 @@ class _CheckWriter:
         doubts = " and not _doubts" if self.draft.doubts else ""
         if doubts:
             # What is legal, if odd, must not break the graph of a program that is compiled.
-            here = "_doubts" if self.is_left else "_doubts and not _tracing()"
-            yield f"_error = _noticed(_doubts, {arguments}) if {here} else None"
+            yield f"_error = _noticed(_doubts, {arguments}) if _doubts and not _tracing() else None"
             yield "if _error is not None:"
             yield "    raise _error"
         if self.noted:
@@ -362,6 +366,11 @@ class _CheckWriter:
         forgotten = (step.statement.path, names)
         token = f", _tokens[{self.plan.forgets.index(forgotten)}]" if forgotten in self.plan.forgets else ""
         yield f"_remember({self._at(step.statement.path)}, {names!r}, _facts{token})"
+
+
+def _may_read_tensors(name: str) -> bool:
+    """Whether what a check calls so may read the sizes of a tensor, declared as one or not."""
+    return name in _READERS or name.startswith("_fn_")
 
 
 def names_in_code(text: str) -> frozenset[str]:

@@ -64,22 +64,27 @@ def is_whole_program() -> bool:
         return False
 
 
-def teller(error_of: Callable[[Local], GuardError | None]) -> Callable[[Any], None]:
+def teller(error_of: Callable[[Local], GuardError | None], reason: str) -> Callable[[Any], None]:
     """What `comptime` calls on a broken rule: fails the whole graph with the error, if there is one.
 
-    Without, Dynamo's error has the reason that stands at the function which it is about to refuse.
+    Without, Dynamo's error has the reason that stands at the function which it is about to refuse. Where it may break
+    the graph, it does so for that reason, and leaves the check to Python. It must not compile one half of it: in that
+    of a long check it loses its place (`fix_extended_args` of torch 2.13 forgets offsets), and fails.
     """
 
     def tell(context: Any) -> None:
         try:
             translator = context._i_will_not_complain_if_bc_breaks_InstructionTranslator()
-            if not _wants_whole_graph(translator):
-                return
-            error = error_of(lambda name: _value(context.get_local(name), translator))
-            if error is None:
-                return
-            ours: Any = type(error)
-            handed_on = _both(ours, sys.modules["torch._dynamo.exc"].Unsupported)(error.message, error.violations)
+            dynamos: Any = sys.modules["torch._dynamo.exc"].Unsupported
+            if _wants_whole_graph(translator):
+                error = error_of(lambda name: _value(context.get_local(name), translator))
+                if error is None:
+                    return
+                ours: Any = type(error)
+                handed_on = _both(ours, dynamos)(error.message, error.violations)
+            else:
+                handed_on = dynamos(reason)
+                handed_on.skip_frame = True
         except Exception:  # these parts of Dynamo are its own business and may change
             return
         raise handed_on
