@@ -9,6 +9,7 @@ namespace llm_op_guard {
 constexpr int kMostValues = 384;
 constexpr int kMostTensors = 64;  // the loader counts them in 64 bits
 constexpr int kMostInstructions = 4096;
+constexpr int kMostNumbers = 1024;
 constexpr int kArena = 128;
 
 struct Instruction {
