@@ -38,6 +38,10 @@ CHOICES: dict[str, tuple[str, dict[str, str]]] = {
     "0": ("", {"LLM_OP_GUARD_NATIVE": "0"}),
     "not built": ("import sys; sys.modules['llm_op_guard.native._check'] = None", {}),
     "an older torch": ("del torch.Tensor.__dlpack_c_exchange_api__", {}),
+    "a build of other sources": (
+        "import llm_op_guard.native._check as built; built.SOURCES = 'of before'",
+        {},
+    ),
     "a stale build": (
         "import sys, types; sys.modules['llm_op_guard.native._check'] = types.SimpleNamespace(OPERATIONS=('YES',))",
         {},
@@ -94,6 +98,11 @@ def test_users_may_have_none(outputs: dict[str, Path]) -> None:
 
 def test_where_it_is_not_built(outputs: dict[str, Path]) -> None:
     assert "is not built here" in found(outputs["not built"])
+
+
+def test_a_build_of_other_sources_is_not_used(outputs: dict[str, Path]) -> None:
+    for name in ("a stale build", "a build of other sources"):
+        assert found(outputs[name]) == "the extension is of another version of llm-op-guard: install it anew"
 
 
 def test_an_older_torch_has_no_table(outputs: dict[str, Path]) -> None:
