@@ -132,10 +132,6 @@ def test_what_cannot_be_understood_is_no_news_for_a_call(body: str, monkeypatch:
         og.guard(body)(lambda x: x)
 
 
-def test_a_build_of_another_version_is_not_used(outputs: dict[str, Path]) -> None:
-    assert "install it anew" in found(outputs["a stale build"])
-
-
 LATER = """
 import sys, llm_op_guard as og
 og.install("torch")
