@@ -1,17 +1,19 @@
 """Builds the native checks where there is a C++ compiler; without one the package checks in Python."""
 
+import runpy
 import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
 
 NATIVE = Path("src/llm_op_guard/native")
+SOURCES = runpy.run_path(str(NATIVE / "sources.py"))["digest"](NATIVE)
 CHECK = Extension(
     "llm_op_guard.native._check",
     sources=sorted(str(path) for path in NATIVE.glob("*.cpp")),
     depends=sorted(str(path) for path in NATIVE.glob("*.h")),
     extra_compile_args=["-std=c++17", "-O2", "-fvisibility=hidden"],
-    define_macros=[("Py_LIMITED_API", "0x030b0000")],
+    define_macros=[("Py_LIMITED_API", "0x030b0000"), ("LLM_OP_GUARD_SOURCES", f'"{SOURCES}"')],
     py_limited_api=True,
     optional=True,
 )

@@ -97,6 +97,8 @@ FEATURES = [
     Feature("comparison of sizes", "require(L <= S)"),
     Feature("function of sizes", "require(max(L, S) == S)"),
     Feature("strides", "require(dense(q) and dense(k))"),
+    Feature("alignment", "require(aligned(q, 16))",
+            why="where the operator runs uncompiled; traced tensors have no address"),
     Feature("broadcast", "require(broadcasts((B, 1, L, S), (B, H, L, S)))"),
     Feature("type of device", "require(dev != meta)\nrequire(self.scale.device in (cpu, cuda))"),
     Feature("dtype rule", "require(T in floating)"),

@@ -155,15 +155,6 @@ def test_a_bad_call_in_a_child_is_stopped(tmp_path: Path) -> None:
     assert "apply_rotary_pos_emb: cos.shape[2] = 1, expected D = 4" in done.stderr
 
 
-def test_record_lets_it_go_on_and_writes_it_down(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "guards.jsonl"
-    done = run("--record", str(file), program(tmp_path, MODEL), "in a child")
-    assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr
-    assert "Warning: " not in done.stderr
-    assert main(["report", str(file)]) == 0
-    assert "llama.modeling_llama.apply_rotary_pos_emb  cos.shape" in capsys.readouterr().out
-
-
 OWN = """
     import llm_op_guard as og
 
@@ -174,6 +165,15 @@ OWN = """
     f("no")
     print("went on")
 """
+
+
+def test_record_lets_it_go_on_and_writes_it_down(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "guards.jsonl"
+    done = run("--record", str(file), program(tmp_path, starting()), program(tmp_path, OWN, "child.py"))
+    assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr
+    assert "Warning: " not in done.stderr
+    assert main(["report", str(file)]) == 0
+    assert "__main__.f  x.type" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

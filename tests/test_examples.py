@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import importlib.util
+import inspect
 import pkgutil
 import sys
 from pathlib import Path
@@ -90,8 +91,11 @@ def modules() -> list[str]:
 
 
 @pytest.mark.parametrize("name", modules())
-def test_docstring_examples(name: str) -> None:
+def test_a_module_can_be_imported_and_its_examples_run(name: str) -> None:
     if name == "llm_op_guard.values.kernel":
         pytest.importorskip("triton", reason="Triton is not installed: make triton")
-    failed, _ = doctest.testmod(importlib.import_module(name))
-    assert failed == 0
+    module = importlib.import_module(name)
+    # doctest takes 50 ms to look through a module that has none.
+    if str(module.__file__).endswith(".py") and ">>>" in inspect.getsource(module):
+        found = doctest.testmod(module)
+        assert (found.failed, found.attempted > 0) == (0, True)

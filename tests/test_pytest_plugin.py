@@ -181,10 +181,17 @@ def test_predicates_are_asked_in_calls(tmp_path: Path) -> None:
     assert "2 passed" not in run(tmp_path).stdout  # without the option nothing asks
 
 
+UNGUARDED = """
+import sys, llm_op_guard as og
+def test(): assert og.status().libraries == [] and "torch" not in sys.modules
+"""
+
+
 def test_without_the_option_nothing_is_guarded(tmp_path: Path) -> None:
-    (tmp_path / "test_project.py").write_text(TESTS.partition("@pytest")[0])
+    (tmp_path / "test_project.py").write_text(UNGUARDED)
     done = run(tmp_path)
-    assert "3 passed" in done.stdout, done.stdout
+    assert "1 passed" in done.stdout, done.stdout
+    assert "1 failed" in run(tmp_path, "--op-guard").stdout
 
 
 def test_a_library_that_nobody_knows(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def _native() -> Group:
     lines: list[str] = []
     in_part = 0
     for name, contract in sorted(contracts.items()):
-        native, reasons = fast.in_python(contract)
+        native, reasons = fast.natively(contract)
         if reasons:
             in_part += native
             more = f", and {len(reasons) - 1} more" if len(reasons) > 1 else ""

@@ -211,7 +211,7 @@ def _written(spec: Any) -> str | None:
         text = ", ".join(text for text in inside if text is not None) + comma
         return None if None in inside else f"({text})" if spec.kind == "tuple" else f"[{text}]"
     if isinstance(spec, TensorSpec):
-        if spec.device not in ("cpu", "meta") or spec.strides is not None or spec.fill is not None:
+        if spec.device not in ("cpu", "meta") or spec.strides is not None or spec.offset or spec.fill is not None:
             return None
         size, dtype = list(spec.shape), f"dtype=torch.{spec.dtype}"
         if spec.device == "meta":

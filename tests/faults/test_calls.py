@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import llm_op_guard as og
 from llm_op_guard.contract.parse import parse_body
 from llm_op_guard.contract.path import Path
 from llm_op_guard.faults.build import Builder, Unbuildable, build
@@ -49,6 +50,7 @@ TENSORS = st.builds(
     st.sampled_from(["cpu", "meta"]),
     fill=st.none() | st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple),
     at=st.lists(st.tuples(st.integers(0, 5), NUMBERS), max_size=2).map(tuple),
+    offset=st.sampled_from([0, 0, 1, 63]),
 ).map(lambda spec: replace(spec, at=tuple(pair for pair in spec.at if pair[0] < spec.elements)))
 LEAVES = (
     TENSORS
@@ -106,6 +108,9 @@ OBJECT: dict[str, Any] = {"object": "Module", "attributes": {}}
         ({"arguments": {"q": {**ONE, "at": [3]}}}, r"q: single elements are a list of \[place, number\]"),
         ({"arguments": {"q": {**ONE, "at": [["0", 3]]}}}, r"q: single elements are a list of \[place, number\]"),
         ({"arguments": {"q": {**ONE, "device": 3}}}, "q: a device is a text"),
+        ({"arguments": {"q": {**ONE, "offset": 64}}}, "q: an offset is a whole number below 64"),
+        ({"arguments": {"q": {**ONE, "offset": True}}}, "q: an offset is a whole number below 64"),
+        ({"arguments": {"q": {**ONE, "offset": -1}}}, "q: an offset is a whole number below 64"),
         ({"arguments": {"q": {**OBJECT, "answers": 3}}}, r'q: answers are {"function\(\)": value}'),
         ({"arguments": {"q": {**OBJECT, "answers": {"length": 3}}}}, "'length' is no question about an object"),
         ({"arguments": {"q": {**OBJECT, "answers": {"f(g())": 3}}}}, r"'f\(g\(\)\)' is no question about an object"),
@@ -140,6 +145,30 @@ def test_strides(strides: tuple[int, int]) -> None:
     made = build(Call((("x", TensorSpec("float32", (2, 3), strides=strides)),)))["x"]
     assert made.shape == (2, 3)
     assert made.stride() == strides
+
+
+@pytest.mark.parametrize("strides", [None, (1, 2), (0, 1), (6, 1)])
+def test_an_offset(strides: tuple[int, int] | None) -> None:
+    spec = TensorSpec("float32", (2, 3), strides=strides, fill=(1, 2, 3) if strides == (0, 1) else (1, 2, 3, 4, 5, 6))
+    aligned, off = (build(Call((("x", replace(spec, offset=offset)),)))["x"] for offset in (0, 3))
+    assert torch.equal(aligned, off)
+    assert aligned.stride() == off.stride()
+    assert aligned.data_ptr() % 64 == 0
+    assert off.data_ptr() % 64 == 12
+
+
+def test_the_call_of_a_tensor_off_its_alignment() -> None:
+    @og.guard("x: floating[_]\nrequire(aligned(x, 16), id='aligned')")
+    def load(x: Any) -> Any:
+        return x
+
+    with pytest.raises(og.GuardError) as caught:
+        load(torch.ones(64)[5:])
+    call = caught.value.violations[0].call
+    assert call is not None
+    assert str(call.get(Path("x"))).startswith("float32[59], 5 elements past alignment")
+    with pytest.raises(og.GuardError, match=r"x.data_ptr\(\) % 16 = 4"):
+        load(build(call)["x"])
 
 
 def test_meta_tensors_may_have_any_size() -> None:

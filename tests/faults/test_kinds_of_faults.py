@@ -28,6 +28,7 @@ require(within(ids, 0, V, allow=-100), id="ids_in_table")
 require(finite(q), id="finite")
 require(live_rows(mask), id="live")
 require(dense(table), id="dense")
+require(aligned(q, 16), id="aligned")
 if side == "left":
     require(L < 900, id="short")
 """
@@ -83,6 +84,7 @@ def test_every_rule_is_broken(made: Made, valid_lengths: list[Judgement]) -> Non
         ("ids.dtype", ["neighbouring dtype"]),
         ("q.device", ["meta device"]),
         ("dense", ["transposed strides", "gaps between elements"]),
+        ("aligned", ["off its alignment by an element"]),
         ("ids_in_table", ["element -1, first", "element 2147483648, last"]),
         ("finite", ["element nan, first", "element inf, in the middle", "element -inf, last"]),
         ("sorted", ["descending"]),

@@ -96,6 +96,8 @@ def condition(draw: st.DrawFn, depth: int = 0) -> str:
                         "get(box.q.r, D) == D",
                         "len(x.shape) == 2",
                         "dense(x)",
+                        "aligned(x, 16)",
+                        "aligned(y, n * 4)",
                         "recall(box, 'size') == D",
                         "recall(box, 'kind') == T",
                     ]

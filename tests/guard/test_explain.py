@@ -251,6 +251,8 @@ def test_what_a_broken_argument_gives_is_not_told_of_others() -> None:
 def test_strides_are_shown() -> None:
     q = t(2, 4, 8).transpose(1, 2)
     assert said("require(dense(q))", q=q) == [("dense(q)", "q.stride() = (32, 1, 8)", "dense(q)")]
+    words = torch.ones(64)[3:]
+    assert said("require(aligned(x, 8))", x=words) == [("aligned(x, 8)", "x.data_ptr() % 8 = 4", "aligned(x, 8)")]
     assert said("require(dense(q[:, :2]) or n)", q=q, n=0) == [
         ("dense(q[:, :2]) or n", "q[:, :2].stride() = (32, 1, 8), n = 0", "dense(q[:, :2]) or n")
     ]

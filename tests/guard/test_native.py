@@ -20,7 +20,7 @@ import llm_op_guard
 from llm_op_guard.contract.model import Contract
 from llm_op_guard.contract.parse import parse_body
 from llm_op_guard.guard import lower as lowering
-from llm_op_guard.guard.fast import in_python, usable
+from llm_op_guard.guard.fast import natively, usable
 from llm_op_guard.guard.lower import Lowered, lower
 from llm_op_guard.guard.plan import plan_check
 from llm_op_guard.native import extension
@@ -66,7 +66,7 @@ def test_as_explain_says(body: list[list[str]], some_calls: list[dict[str, Any]]
     with torch.autocast("cpu", enabled=autocast):
         for arguments in some_calls:
             said = judged(contract, arguments)
-            if said is False or (said and lowered.left is None):
+            if said is False or (said and lowered.remainder is None):
                 expected = explained(contract, arguments, ("A",))
                 assert said is not bool(expected), (contract.text, arguments, expected)
 
@@ -79,9 +79,21 @@ def test_with_what_is_left_to_python(body: list[list[str]], some_calls: list[dic
         contract = loaded(body)
         plans = [plan_check(contract, classes) for classes in ({"A"}, {"A", "B"})]
         lowered = [lower(plan) for plan in plans if plan is not None]
-        assume(any(isinstance(part, Lowered) and part.left is not None for part in lowered))
+        assume(any(isinstance(part, Lowered) and part.remainder is not None for part in lowered))
         with torch.autocast("cpu", enabled=autocast):
             assert_agreement(contract, some_calls)
+
+
+WORDS = torch.ones(64)
+
+
+def test_a_size_that_may_be_one_whose_value_is_told_by_values() -> None:
+    contract = parse_body("x: any[A | 1]\nif finite(y):\n    y: any[A]", "operator", PARAMETERS)
+    given = {**dict.fromkeys(PARAMETERS), "result": None, "y": torch.ones(2)}
+    for size, broken in ((1, False), (2, False), (3, True)):
+        call = {**given, "x": torch.ones(size)}
+        assert bool(explained(contract, call, ("A", "B"))) is broken
+        assert_agreement(contract, [call])
 
 
 # Each with the calls that keep its rules, and those that break one.
@@ -148,6 +160,15 @@ NAMED: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = {
         [{"x": torch.ones(3, 4)}, {"x": torch.ones(2, 2, 2)[:, :, 0].as_strided((2, 1), (4, 9))}, {"x": None}],
         [{"x": torch.ones(3, 5)}, {"x": torch.ones(4, 4).T}, {"x": torch.ones(2, 2, 2)[:, :, 0]}],
     ),
+    "alignment": (
+        "require(aligned(x, 16))\nrequire(aligned(y, n))",
+        [
+            {"x": WORDS, "y": WORDS[2:], "n": 8}, {"x": WORDS[4:], "y": WORDS[1:], "n": 4}, {"x": WORDS[:0]},
+            {"x": WORDS[1:1], "y": None}, {"x": None, "y": WORDS[1:], "n": 0}, {"y": WORDS[1:], "n": -8},
+            {"x": WORDS.view(8, 8)[::2, 4:], "y": WORDS.view(8, 8).T, "n": 64},
+        ],
+        [{"x": WORDS[1:]}, {"x": WORDS[2:]}, {"y": WORDS[1:], "n": 8}, {"x": WORDS.view(8, 8)[:, 3:]}],
+    ),
     "whole numbers": (
         "require(abs(n) // 2 == min(x.shape[0], 3))",
         [{"n": -7, "x": torch.ones(4)}, {"n": 4, "x": torch.ones(2)}],
@@ -201,13 +222,39 @@ def test_many_arguments() -> None:
     assert program_of(contract) == Refused("it is too long")
 
 
+NINE = ", ".join("abcdefghi")
+BEYOND = {
+    "nine dimensions": f"x: any[{NINE}]",
+    "a group beside eight": f"x: any[..., {NINE[:-3]}]",
+    "a group behind many": f"x: any[{'_, ' * 63}*lead]",
+    "a tuple of nine": "require(x.shape == (n, n, n, n, n, n, n, n, n))",
+    "many numbers": f"require(n in ({', '.join(map(str, range(1, 1100)))}))",
+    "an item at a truth": "require(box.w[True] == 1)",
+    "an axis of many digits": "require(x.shape[2147483648] == 2)",
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_what_the_loader_would_not_take(name: str) -> None:
+    """Guards are made of it all the same, and say what `explain` says; the rest of it is checked natively."""
+    contract = parse_body(f"{BEYOND[name]}\ny: any[D]\nz: any[D]\nmode: any[D]", "operator", PARAMETERS)
+    lowered = lowered_of(contract)
+    assert isinstance(lowered, Lowered)
+    extension.made(native, lowered.program)
+    ones = dict.fromkeys(("y", "z", "mode"), torch.ones(3))
+    given = {**dict.fromkeys(PARAMETERS), "result": None, **ones}
+    shapes = ((1,) * 9, (2,) * 9, (1,) * 8, (2, 3))
+    calls_of = [{**given, "x": torch.ones(shape), "n": n} for shape in shapes for n in (1, 2000)]
+    assert_agreement(contract, [*calls_of, {**given, "box": Box(w=[0, 1])}, {**calls_of[0], "y": torch.ones(4)}])
+
+
 CONTRACTS = sorted(Path(str(resources.files(llm_op_guard))).glob("contracts/*/*.contract"))
 
 
 def test_most_shipped_contracts_have_a_program() -> None:
     shipped = [contract for path in CONTRACTS for contract in llm_op_guard.load(path).values()]
     metadata = [contract for contract in shipped if plan_check(contract, {"A"}) is not None]
-    without = {contract.name: reasons for contract in metadata if (reasons := in_python(contract)[1])}
+    without = {contract.name: reasons for contract in metadata if (reasons := natively(contract).reasons)}
     assert len(without) <= 12, without
     for contract in metadata:
         if contract.name not in without:
@@ -282,5 +329,5 @@ def test_what_has_no_program_says_why(body: str) -> None:
 def test_what_is_left_to_python_says_why(body: str) -> None:
     lowered = lowered_of(parse_body(body, "operator", PARAMETERS))
     assert isinstance(lowered, Lowered)
-    assert lowered.left is not None
+    assert lowered.remainder is not None
     assert lowered.reasons == ((LEFT[body],) if LEFT[body] else ())

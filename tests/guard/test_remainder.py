@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from test_equivalence import assert_agreement, explained
 
 import llm_op_guard as og
+from llm_op_guard.api import sites
 from llm_op_guard.contract.parse import parse_body
+from llm_op_guard.guard import fast
 from llm_op_guard.guard.lower import Lowered, lower
 from llm_op_guard.guard.plan import Plan, plan_check
-from llm_op_guard.guard.source import check_source
+from llm_op_guard.guard.source import Native, check_source
+
+pytestmark = pytest.mark.skipif(not fast.is_usable(), reason="there are no native checks here")
 
 PARAMETERS = ("q", "k", "ids", "table", "n")
 GROUPED = (
@@ -27,14 +32,14 @@ def left_of(body: str, classes: str = "AB") -> Plan | None:
     assert plan is not None
     lowered = lower(plan)
     assert isinstance(lowered, Lowered), lowered
-    return lowered.left
+    return lowered.remainder
 
 
 def left_text(body: str, classes: str = "AB") -> str:
     """Its source, between `try` and `except`."""
     plan = left_of(body, classes)
     assert plan is not None
-    text = check_source(plan, native="left").text
+    text = check_source(plan, native=Native.HAS_ACCEPTED).text
     return text.partition("    try:\n")[2].partition("    except Exception:")[0]
 
 
@@ -102,6 +107,31 @@ def test_a_declaration_is_taken_whole_where_some_of_it_is_left() -> None:
     assert "q.dtype" not in text
 
 
+SEEN_WHERE_IT_MAY_NOT_APPLY = {
+    "values decide": ("q: None | any[B]\nif finite(ids):\n    k: any[B]", {"q": 2, "ids": 1, "k": 3}),
+    "two branches": ("if n:\n    q: any[B]\nif n ** 2 > 1:\n    k: any[B]", {"n": 2, "q": 2, "k": 3}),
+    "a suspicion": ("q: any[B] = why(certain=False)\nif n ** 2 > 1:\n    k: any[B]", {"n": 2, "q": 2, "k": 3}),
+}
+
+
+@pytest.mark.parametrize("name", SEEN_WHERE_IT_MAY_NOT_APPLY)
+def test_a_symbol_that_the_program_may_have_seen(name: str) -> None:
+    body, given = SEEN_WHERE_IT_MAY_NOT_APPLY[name]
+    others = ("x", "y", "z")
+    parameters = (*PARAMETERS, *others)
+    contract = parse_body("\n".join([body, *(f"{other}: any[D]" for other in others)]), "op", parameters)
+    arguments = {key: size if key == "n" else torch.ones(size) for key, size in given.items()}
+    wrong = {
+        **dict.fromkeys(parameters),
+        "box": None,
+        "result": None,
+        **dict.fromkeys(others, torch.ones(4)),
+        **arguments,
+    }
+    assert explained(contract, wrong, ("A", "B"))
+    assert_agreement(contract, [wrong, {**wrong, "k": wrong["q"]}])
+
+
 PAST = "q: floating[N, H, L, D]\nk: any[N, H, L, D]\nmask: None | boolean[B, S]\n"
 PAST += "past: None | (floating[B, H, S, D], floating[B, H, S, D])"
 
@@ -146,6 +176,16 @@ WRONG = {
     "in Python, values": ({"ids": torch.tensor([0, 7])}, "in_table"),
     "after the call": ({"n": 3}, "result.shape"),
 }
+
+
+def test_a_program_begins() -> None:
+    guard = next(site.guard for site in sites() if site.guard.operator.endswith("looked_up"))
+    check = guard.checks(("A", "B")).before
+    accepts, program = check.__globals__["_accepts"], check.__globals__["_program"]
+    given = [RIGHT[name] for name in guard.parameters]
+    assert accepts(program, *given)
+    assert accepts(program, *(torch.tensor([0, 7]) if name == "ids" else RIGHT[name] for name in guard.parameters))
+    assert not accepts(program, *(torch.ones(2, 5, 3) if name == "k" else RIGHT[name] for name in guard.parameters))
 
 
 @pytest.mark.parametrize("where", WRONG)

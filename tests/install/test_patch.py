@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import pickle
 import types
+import weakref
 from typing import Any
 
 import pytest
@@ -155,6 +157,23 @@ def test_a_check_that_comes_back_brings_its_code_back(seen: Recorder) -> None:
     patch.arm(seen.check)
     assert add.__code__ is first
     patch.disarm()
+
+
+def test_what_was_taken_away_is_kept_by_nobody() -> None:
+    def arm_all(of: list[Recorder]) -> None:
+        patch = Patch(add, ["a"])
+        for recorder in [*of, of[0]]:
+            patch.arm(recorder.check)
+            assert add(1) == 3
+        patch.disarm()
+
+    recorders = [Recorder(), Recorder()]
+    arm_all(recorders)
+    assert [len(recorder.calls) for recorder in recorders] == [2, 1]
+    kept = [weakref.ref(recorder) for recorder in recorders]
+    recorders.clear()
+    gc.collect()
+    assert [ref() for ref in kept] == [None, None], "the function, which lives on, keeps no check"
 
 
 def test_call_is_the_original_behaviour(seen: Recorder) -> None:

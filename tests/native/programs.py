@@ -35,7 +35,7 @@ OPERANDS = {
     "xst": (Op.DTYPE_IN, Op.DEVICE_IN),
     "dxn": (Op.SIZE, Op.SIZES, Op.SIZE_IS),
     "dx.": (Op.DEVICE_IS, Op.NDIM, Op.NUMEL, Op.DTYPE, Op.DEVICE, Op.DENSE),
-    "dxv": (Op.STRIDE,),
+    "dxv": (Op.STRIDE, Op.ALIGNED),
     "xxt": (Op.LIKE,),
     "dvt": (Op.SIGHT,),
     "vct": (Op.IS_LITERAL,),

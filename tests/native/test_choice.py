@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -30,34 +31,83 @@ from llm_op_guard.guard.fast import usable
 found = usable()
 print(getattr(found, "reason", "native"))
 """
+# What a program does before, and its environment.
+CHOICES: dict[str, tuple[str, dict[str, str]]] = {
+    "nothing": ("", {}),
+    "1": ("", {"LLM_OP_GUARD_NATIVE": "1"}),
+    "0": ("", {"LLM_OP_GUARD_NATIVE": "0"}),
+    "not built": ("import sys; sys.modules['llm_op_guard.native._check'] = None", {}),
+    "an older torch": ("del torch.Tensor.__dlpack_c_exchange_api__", {}),
+    "a build of other sources": (
+        "import llm_op_guard.native._check as built; built.SOURCES = 'of before'",
+        {},
+    ),
+    "a stale build": (
+        "import sys, types; sys.modules['llm_op_guard.native._check'] = types.SimpleNamespace(OPERATIONS=('YES',))",
+        {},
+    ),
+}
+# PyTorch is imported once, and each program runs in a fork of its own.
+FORKING = """
+import json, os, sys, traceback
+import torch
+
+assert "llm_op_guard" not in sys.modules
+for text, environment, output in json.load(sys.stdin):
+    if os.fork() == 0:
+        os.environ.update(environment)
+        with open(output, "w") as sys.stdout:
+            try:
+                exec(text, {"__name__": "__main__"})
+            except BaseException:
+                traceback.print_exc(file=sys.stdout)
+        os._exit(0)
+    os.wait()
+"""
 
 
-def run(before: str = "", **environment: str) -> str:
-    command = [sys.executable, "-c", PROGRAM.format(before=before)]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **environment}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=variables)
-    stopped, found = done.stdout.splitlines()
-    assert stopped == "stopped y.shape"
-    return found
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("choices")
+    files = {name: folder / f"{name}.txt" for name in CHOICES}
+    tasks = [
+        (PROGRAM.format(before=before), environment, str(files[name]))
+        for name, (before, environment) in CHOICES.items()
+    ]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-c", FORKING]
+    subprocess.run(command, input=json.dumps(tasks), text=True, check=True, env=variables)
+    return files
+
+
+def found(output: Path) -> str:
+    text = output.read_text()
+    assert text.startswith("stopped y.shape\n") and text.count("\n") == 2, text
+    return text.splitlines()[1]
 
 
 @pytest.mark.skipif(isinstance(usable(), Refused), reason=f"no native checks here: {usable()}")
-def test_where_it_is_built_it_is_used() -> None:
-    assert run() == "native"
-    assert run(LLM_OP_GUARD_NATIVE="1") == "native"
+def test_where_it_is_built_it_is_used(outputs: dict[str, Path]) -> None:
+    assert found(outputs["nothing"]) == "native"
+    assert found(outputs["1"]) == "native"
 
 
-def test_users_may_have_none() -> None:
-    assert run(LLM_OP_GUARD_NATIVE="0") == "LLM_OP_GUARD_NATIVE=0"
+def test_users_may_have_none(outputs: dict[str, Path]) -> None:
+    assert found(outputs["0"]) == "LLM_OP_GUARD_NATIVE=0"
 
 
-def test_where_it_is_not_built() -> None:
-    assert "is not built here" in run("import sys; sys.modules['llm_op_guard.native._check'] = None")
+def test_where_it_is_not_built(outputs: dict[str, Path]) -> None:
+    assert "is not built here" in found(outputs["not built"])
 
 
-def test_an_older_torch_has_no_table() -> None:
-    found = run("del torch.Tensor.__dlpack_c_exchange_api__")
-    assert "has no table of functions for DLPack" in found or "is not built here" in found
+def test_a_build_of_other_sources_is_not_used(outputs: dict[str, Path]) -> None:
+    for name in ("a stale build", "a build of other sources"):
+        assert found(outputs[name]) == "the extension is of another version of llm-op-guard: install it anew"
+
+
+def test_an_older_torch_has_no_table(outputs: dict[str, Path]) -> None:
+    reason = found(outputs["an older torch"])
+    assert "has no table of functions for DLPack" in reason or "is not built here" in reason
 
 
 @pytest.mark.parametrize("mock", ["unittest.mock.MagicMock()", "types.ModuleType('torch')"])
@@ -80,11 +130,6 @@ def test_what_cannot_be_understood_is_no_news_for_a_call(body: str, monkeypatch:
     monkeypatch.setenv("LLM_OP_GUARD_NATIVE", "yes")
     with pytest.raises(og.PolicyError, match="LLM_OP_GUARD_NATIVE='yes' cannot be understood; write 0"):
         og.guard(body)(lambda x: x)
-
-
-def test_a_build_of_another_version_is_not_used() -> None:
-    stale = "import sys, types; sys.modules['llm_op_guard.native._check'] = types.SimpleNamespace(OPERATIONS=('YES',))"
-    assert "install it anew" in run(stale)
 
 
 LATER = """

@@ -22,7 +22,9 @@ from llm_op_guard.native import extension
 from llm_op_guard.native.program import (
     DEVICES,
     DTYPES,
+    MOST_DIMS,
     MOST_INSTRUCTIONS,
+    MOST_NUMBERS,
     MOST_TENSORS,
     MOST_VALUES,
     UNCERTAIN_DTYPES,
@@ -194,6 +196,19 @@ def test_the_limits_are_those_of_the_table() -> None:
     for number in range(3):
         with pytest.raises(ValueError, match="too many"):
             made(*(limit + (number == index) for index, limit in enumerate(limits)))
+
+
+def test_the_limits_of_constants_are_those_of_the_table() -> None:
+    def made(*constants: Any) -> Any:
+        code = array("i", [*(Op.HELD, 0, 0, 0), *(Op.MATCH, 0, 0, 1), *(Op.AMONG, 1, 0, 2), *YES])
+        return native.Program(code.tobytes(), (0, *constants), (), 1, 5, 1)
+
+    form, numbers = (MOST_DIMS, -1, -1, -1, *[-1] * MOST_DIMS), tuple(range(MOST_NUMBERS))
+    made(form, numbers)
+    with pytest.raises(ValueError, match="an operand is no form"):
+        made((MOST_DIMS + 1, -1, -1, -1, *[-1] * (MOST_DIMS + 1)), numbers)
+    with pytest.raises(ValueError, match="an operand is no tuple of numbers"):
+        made(form, (*numbers, 0))
 
 
 def test_what_somebody_elses_class_says_of_itself_cannot_be_told() -> None:

@@ -121,16 +121,24 @@ def operator(processor: Any) -> str:
     return f"{own.__name__}.__call__"
 
 
-def assert_right(make: Callable[[], Any], ids: Tensor, given: Tensor) -> None:
-    """Values looked at, no call is told of, and guarded it gives what it gives unguarded."""
+Given = tuple[Tensor, Tensor]
+
+
+def assert_right(make: Callable[[], Any], *calls: Given) -> None:
+    """Values looked at, no call with these ids and scores is told of, and guarded it gives what it gives unguarded."""
+
+    def result(ids: Tensor, given: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        found: Tensor = make()(ids.clone(), given.clone())
+        return found
+
     told = og.record.total
-    torch.manual_seed(0)
-    plain = make()(ids.clone(), given.clone())
+    plain = [result(*call) for call in calls]
     with og.policy(B="raise"), og.installed("transformers"), warnings.catch_warnings():
         warnings.simplefilter("error", og.GuardWarning)
         warnings.simplefilter("error", og.GuardInternalWarning)
-        torch.manual_seed(0)
-        assert torch.equal(plain, make()(ids.clone(), given.clone()))
+        for call, before in zip(calls, plain, strict=True):
+            assert torch.equal(before, result(*call)), call
     assert og.record.total == told
 
 
@@ -140,10 +148,9 @@ def assert_right(make: Callable[[], Any], ids: Tensor, given: Tensor) -> None:
 @pytest.mark.parametrize("name", FLOATS)
 def test_the_softmax_of_floats(name: str) -> None:
     make = FLOATS[name]
-    for given in (scores(), scores(1), scores(3, 129), scores(2, 1), scores().half(), scores().bfloat16()):
-        assert_right(make, IDS, given)
-    if name not in ("eta", "top_h"):  # torch's Categorical takes none
-        assert_right(make, IDS[:0], scores(0))
+    calls = [scores(), scores(1), scores(3, 129), scores(2, 1), scores().half(), scores().bfloat16()]
+    none = [] if name in ("eta", "top_h") else [(IDS[:0], scores(0))]  # torch's Categorical takes none
+    assert_right(make, *((IDS, given) for given in calls), *none)
     whole = scores().long()
     with pytest.raises((RuntimeError, NotImplementedError)):
         make()(IDS, whole)
@@ -156,10 +163,10 @@ def test_the_softmax_of_floats(name: str) -> None:
 def test_the_softmax_of_rows(name: str) -> None:
     make = FLOATS[name]
     odd = {"scores of one sequence": scores()[0], "scores of all tokens": scores()[None]}
+    if name not in ROWS:
+        assert_right(make, *((IDS, given) for given in odd.values()))
+        return
     for hint, given in odd.items():
-        if name not in ROWS:
-            assert_right(make, IDS, given)
-            continue
         with pytest.raises((IndexError, RuntimeError, ValueError)):
             make()(IDS, given)
         violation = diagnosed(lambda given=given: make()(IDS, given), operator(make()), "scores.shape")
@@ -176,8 +183,8 @@ def test_top_p_along_the_wrong_dimension() -> None:
 
 @pytest.mark.parametrize("name", ANY_SHAPE)
 def test_scores_of_any_shape(name: str) -> None:
-    for given in (scores(), scores()[0], scores()[None], scores(0), scores(2, 1)):
-        assert_right(ANY_SHAPE[name], IDS, given)
+    shapes = (scores(), scores()[0], scores()[None], scores(0), scores(2, 1))
+    assert_right(ANY_SHAPE[name], *((IDS, given) for given in shapes))
 
 
 # ---------------------------------------------------------------- rows and sequences
@@ -200,18 +207,19 @@ def test_repetition_of_fewer_sequences() -> None:
 def test_repetition_of_ids_outside(token: int) -> None:
     outside = torch.where(IDS == 9, token, IDS)
     if token == V and not IS_4:
-        assert_right(repetition, outside, scores())  # dropped since Transformers 5
+        assert_right(repetition, (outside, scores()))  # dropped since Transformers 5
         return
     with pytest.raises(RuntimeError, match="out of bounds"):
         repetition()(outside, scores())
     rule_id = "ids_in_vocabulary" if IS_4 else "ids_not_negative"
     diagnosed(lambda: repetition()(outside, scores()), operator(repetition()), rule_id, cost_class="B")
     # None of the ids that are looked up.
-    assert_right(lambda: repetition(prompt_ignore_length=4), outside, scores())
+    assert_right(lambda: repetition(prompt_ignore_length=4), (outside, scores()))
 
 
 def test_repetition_that_is_right() -> None:
-    for ids, given in (
+    assert_right(
+        repetition,
         (IDS, scores()),
         (TWICE, MANY),
         (IDS, MANY),  # the second half is that of guidance
@@ -222,10 +230,9 @@ def test_repetition_that_is_right() -> None:
         (IDS, scores()[:, None]),
         (IDS.int(), scores()),
         (IDS % 2, scores(2, 2)),
-    ):
-        assert_right(repetition, ids, given)
+    )
     if not IS_4:
-        assert_right(lambda: repetition(prompt_ignore_length=torch.tensor([1, 0])), IDS, scores())
+        assert_right(lambda: repetition(prompt_ignore_length=torch.tensor([1, 0])), (IDS, scores()))
 
 
 @pytest.mark.skipif(IS_4, reason="in Transformers 4 ids of the encoder are not repeated")
@@ -234,7 +241,7 @@ def test_encoder_repetition_of_another_batch() -> None:
     odd = encoder_repetition()(IDS, given)
     assert torch.equal(odd[2], given[2]), "the last row goes without"
     diagnosed(lambda: encoder_repetition()(IDS, scores(3)), operator(encoder_repetition()), "rows_for_each_input")
-    assert_right(encoder_repetition, TWICE, MANY)
+    assert_right(encoder_repetition, (TWICE, MANY))
 
 
 @pytest.mark.skipif(not IS_4, reason="in Transformers 5 ids of the encoder are repeated")
@@ -259,9 +266,9 @@ def test_encoder_repetition() -> None:
             "encoder_ids_in_vocabulary",
             cost_class="B",
         )
-    assert_right(encoder_repetition, IDS[:, :1], scores())
-    assert_right(lambda: encoder_repetition(IDS[:0]), IDS[:0], scores(0))
-    assert_right(lambda: encoder_repetition(IDS[:, :0]), IDS, scores())
+    assert_right(encoder_repetition, (IDS[:, :1], scores()))
+    assert_right(lambda: encoder_repetition(IDS[:0]), (IDS[:0], scores(0)))
+    assert_right(lambda: encoder_repetition(IDS[:, :0]), (IDS, scores()))
 
 
 # Of each: the processor, ids and scores; the rule; what is raised unguarded, None where nothing is.
@@ -464,7 +471,8 @@ RIGHT: dict[str, tuple[Callable[[], Any], Tensor, Tensor]] = {
 
 @pytest.mark.parametrize("case", RIGHT)
 def test_what_a_processor_takes(case: str) -> None:
-    assert_right(*RIGHT[case])
+    make, ids, given = RIGHT[case]
+    assert_right(make, (ids, given))
 
 
 @pytest.mark.parametrize(
@@ -541,7 +549,7 @@ def test_rows_without_a_choice_are_suspect() -> None:
             torch.multinomial(listed()(IDS, given).softmax(-1), 1)
         text = suspected(lambda given=given: listed()(IDS, given), LIST, "torch.multinomial")
         assert hint in text
-        assert_right(lambda: listed(lp.InfNanRemoveLogitsProcessor()), IDS, given)
+    assert_right(lambda: listed(lp.InfNanRemoveLogitsProcessor()), (IDS, nothing), (IDS, nan), (IDS, infinite))
     assert listed()(IDS, nothing)[1].argmax() == 0, "greedy search goes on with token 0"
 
 
@@ -549,9 +557,9 @@ def test_rows_with_a_choice() -> None:
     one = torch.full((2, V), -torch.inf)
     one[:, 7] = 0
     lowest = torch.full((1, V), torch.finfo(torch.float32).min)
-    for given in (one, lowest, scores(0), scores(2, 1), scores().half(), scores()[None], scores()[0]):
-        assert_right(listed, IDS, given)
-    assert_right(lambda: listed(repetition(), NGRAM(2), lp.TopPLogitsWarper(0.5)), IDS, scores())
+    given = (one, lowest, scores(0), scores(2, 1), scores().half(), scores()[None], scores()[0])
+    assert_right(listed, *((IDS, rows) for rows in given))
+    assert_right(lambda: listed(repetition(), NGRAM(2), lp.TopPLogitsWarper(0.5)), (IDS, scores()))
 
 
 # ---------------------------------------------------------------- generate

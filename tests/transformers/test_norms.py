@@ -348,10 +348,10 @@ def test_what_a_norm_takes_and_what_it_must_not_be_given(rule: str) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 2, 129])
 def test_widths(size: int) -> None:
-    for name in ("llama.LlamaRMSNorm", "gemma.GemmaRMSNorm", "t5.T5LayerNorm", "gemma3n.Gemma3nRMSNorm"):
-        norm, x = class_named(name)(size), numbers(B, L, size)
-        plain = norm(x)
-        with og.installed("transformers"):
+    names = ("llama.LlamaRMSNorm", "gemma.GemmaRMSNorm", "t5.T5LayerNorm", "gemma3n.Gemma3nRMSNorm")
+    calls = [(norm := class_named(name)(size), x := numbers(B, L, size), norm(x)) for name in names]
+    with og.installed("transformers"):
+        for norm, x, plain in calls:
             assert same(plain, norm(x))
             if size == 1:  # one number scales every column
                 norm(numbers(B, L, size + 1))
@@ -377,20 +377,23 @@ WEIGHTS = [
 
 @pytest.mark.parametrize(("weight", "given", "fits"), WEIGHTS)
 def test_weights_that_broadcast(weight: tuple[int, ...], given: tuple[int, ...], fits: bool) -> None:
+    calls = []
     for name in ("llama.LlamaRMSNorm", "gemma.GemmaRMSNorm", "t5.T5LayerNorm", "xlstm.xLSTMRMSNorm"):
         norm, x = class_named(name)(D), numbers(*given)
         norm.weight = nn.Parameter(torch.rand(weight))
         plain = norm(x)
         assert (plain.shape == x.shape) is fits
-        with og.installed("transformers"):
+        calls.append((norm, x, plain))
+    with og.installed("transformers"):
+        for norm, x, plain in calls:
             if fits:
                 assert same(plain, norm(x))
                 continue
             with pytest.raises(og.GuardError) as caught:
                 norm(x)
-        (violation,) = caught.value.violations
-        assert violation.rule_id == "weight_fits"
-        assert f"self.weight.shape = {tuple(weight)}" in violation.observed
+            (violation,) = caught.value.violations
+            assert violation.rule_id == "weight_fits"
+            assert f"self.weight.shape = {tuple(weight)}" in violation.observed
 
 
 def test_a_weight_of_groups_that_has_another_shape() -> None:

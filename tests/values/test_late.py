@@ -383,6 +383,19 @@ def test_nothing_holds_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
         og.flush()
 
 
+def test_calls_are_counted_whoever_checks_them(stream: Stream) -> None:
+    """A native program accepts the first ones, and cannot tell of int8."""
+    og.set_policy(B="async")
+    body = "x: any[D]\ny: any[D]\nz: any[D]\nrequire(absmax(y) < 5, id='small')"
+    one = guarded(body, lambda x, y, z: x)
+    x = torch.ones(2)
+    for _ in range(4):
+        one(x, x, x)
+    one(x.to(torch.int8), x * 9, x)
+    with pytest.raises(og.GuardError, match="call 5 of this operator"):
+        og.flush()
+
+
 def test_each_thread_is_told_of_its_own_calls(stream: Stream) -> None:
     og.set_policy(B="async")
     one = guarded()

@@ -102,7 +102,10 @@ def guarded(function: Any, contract: Contract, kind: type[Guard] = Guard) -> Sit
 def why_not_native(contract: Contract) -> str:
     """Why the metadata rules of a contract are not checked natively here; empty where they are."""
     native = fast.usable()
-    return native.reason if isinstance(native, Refused) else "; ".join(fast.in_python(contract)[1])
+    if isinstance(native, Refused):
+        return native.reason
+    checked, reasons = fast.natively(contract)
+    return "" if checked else "; ".join(reasons)
 
 
 def measure(operator: Operator | Absent, *, rounds: int, block: float) -> Measured:

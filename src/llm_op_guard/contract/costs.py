@@ -20,6 +20,8 @@ from llm_op_guard.contract.model import (
     ListType,
     Remember,
     Require,
+    Size,
+    SizeOneOf,
 )
 from llm_op_guard.contract.path import Path, path_of
 from llm_op_guard.contract.vocabulary import FUNCTIONS
@@ -173,8 +175,12 @@ def _reads(clause: Clause, symbols: Container[str], lists: Container[Path | None
         names.add(clause.statement.path.root)
         names |= {path.root for path in paths_in_type(clause.statement.type)}
         for tensor in tensor_types(clause.statement.type):
-            # A bare symbol is told here, not read; everything else in a size is read.
-            exprs += [expr.node for expr in tensor.sizes if expr.symbol not in symbols]
+            # A bare symbol is told here, not read; everything else in a size is read, and what is one of several.
+            for dim in tensor.dims or ():
+                if isinstance(dim, SizeOneOf):
+                    exprs += [option.node for option in dim.options]
+                elif isinstance(dim, Size) and dim.expr.symbol not in symbols:
+                    exprs.append(dim.expr.node)
             if len(tensor.dtypes) > 1:
                 names |= {dtype.name for dtype in tensor.dtypes if isinstance(dtype, DtypeSymbol)}
             if len(tensor.devices or ()) > 1:

@@ -437,8 +437,11 @@ class Contract:
     tensors: frozenset[str] = field(compare=False, repr=False, default=frozenset())
     clauses: tuple[Clause, ...] = field(compare=False, repr=False, default=())
     rules: tuple[Rule, ...] = field(compare=False, repr=False, default=())
-    # Kept here, not in a dict of contracts: those that say the same are equal, whatever their constants and places.
+    # What later stages make of it, for all its guards. Kept here, not in a dict of contracts: those that say the same
+    # are equal, whatever their constants and places.
     plans: dict[Any, Any] = field(init=False, compare=False, repr=False, default_factory=dict)
+    sources: dict[Any, Any] = field(init=False, compare=False, repr=False, default_factory=dict)
+    programs: dict[Any, Any] = field(init=False, compare=False, repr=False, default_factory=dict)
 
     @cached_property
     def assigned(self) -> frozenset[str]:

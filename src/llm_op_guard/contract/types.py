@@ -119,8 +119,13 @@ def _dtypes(node: ast.expr, source: Source) -> list[Dtype]:
 # ---------------------------------------------------------------- dimensions
 
 
+_MOST_DIMS = 64  # as of NumPy's arrays, and of most that PyTorch computes with
+
+
 def _dims(node: ast.expr, source: Source) -> tuple[Dim, ...]:
     items = node.elts if isinstance(node, ast.Tuple) else [node]
+    if len(items) > _MOST_DIMS:
+        raise source.error(f"more than {_MOST_DIMS} dimensions", items[_MOST_DIMS])
     dims = tuple(_dim(item, source) for item in items)
     open_ended = [item for item, dim in zip(items, dims, strict=True) if isinstance(dim, Rest | RestOf)]
     if len(open_ended) > 1:

@@ -156,9 +156,9 @@ def _asks_of_a_tensor(comparison: ast.Compare, name: str) -> bool:
         match part:
             case ast.Attribute(value=ast.Name(id=owner), attr="shape" | "dtype" | "device" | "ndim") if owner == name:
                 return True
-            case ast.Call(func=ast.Name(id="numel" | "dense" | "stride"), args=[ast.Name(id=owner), *_]) if (
-                owner == name
-            ):
+            case ast.Call(
+                func=ast.Name(id="numel" | "dense" | "stride" | "aligned"), args=[ast.Name(id=owner), *_]
+            ) if owner == name:
                 return True
     return False
 

@@ -93,6 +93,12 @@ FUNCTIONS: dict[str, Function] = {
         Function("dense", "A", (("x", "tensor"),), "elements of the last dimension lie side by side (or it has one)"),
         Function("stride", "A", (("x", "tensor"), ("i", "int")), "the stride of dimension i, in elements"),
         Function(
+            "aligned", "A", (("x", "tensor"), ("bytes", "int")),
+            "the first element lies at an address that so many bytes divide; holds for an empty tensor, does not apply "
+            "to one without memory, as on meta",
+            eager=True,
+        ),
+        Function(
             "broadcasts", "A", (("shape", "shape"), ("target", "shape")),
             "the shape broadcasts to the target without making it larger",
         ),

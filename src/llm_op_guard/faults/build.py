@@ -146,19 +146,20 @@ class Builder:
         if spec.elements > MOST_ELEMENTS:
             raise Unbuildable("too large to be made here")
         flat = self._elements(spec, dtype, where)
-        if spec.strides is None:
+        if spec.strides is None and not spec.offset:
             return flat.reshape(spec.shape).to(place)
         pairs = list(zip(spec.shape, strides, strict=True))
         reach = 1 + sum((size - 1) * stride for size, stride in pairs if size > 1)
         if reach > MOST_ELEMENTS:
             raise Unbuildable("too large to be made here")
-        storage = torch.zeros(max(reach, 1), dtype=dtype)
-        made = storage.as_strided(spec.shape, strides)
+        storage = torch.zeros(spec.offset + max(reach, 1), dtype=dtype)
+        made = storage.as_strided(spec.shape, strides, spec.offset)
         if all(stride > 0 or size <= 1 for size, stride in pairs):
             made.copy_(flat.reshape(spec.shape))
         elif flat.numel():
-            storage.copy_(flat.repeat(reach // flat.numel() + 1)[:reach])  # elements that share memory have one value
-        return made if place == "cpu" else made.to(place)
+            # Elements that share memory have one value.
+            storage[spec.offset :].copy_(flat.repeat(reach // flat.numel() + 1)[:reach])
+        return made if place == "cpu" else storage.to(place).as_strided(spec.shape, strides, spec.offset)
 
     def _elements(self, spec: TensorSpec, dtype: Any, where: str) -> Any:
         torch, count = self.torch, spec.elements

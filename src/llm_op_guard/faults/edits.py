@@ -22,7 +22,7 @@ from llm_op_guard.guard.call import (
     row_order,
 )
 from llm_op_guard.guard.reading import UNSET
-from llm_op_guard.guard.reads import misspelling
+from llm_op_guard.guard.reads import functions_called, misspelling
 
 # The dtypes that one is taken for most easily.
 NEIGHBOURS = {
@@ -195,6 +195,8 @@ def _of_tensor(spec: TensorSpec, made_of: Ingredients, hints: tuple[int, ...]) -
             yield "neighbouring dtype", replace(spec, dtype=dtype, at=(), fill=None if "float" in dtype else spec.fill)
     if spec.device == "cpu":
         yield "meta device", replace(spec, device="meta")
+    if spec.elements and "aligned" in functions_called(made_of.contract):
+        yield "off its alignment by an element", replace(spec, offset=1)
     if spec.shape and spec.elements:
         yield "gaps between elements", replace(spec, strides=tuple(2 * stride for stride in row_order(spec.shape)))
     if len(spec.shape) > 1 and spec.elements:

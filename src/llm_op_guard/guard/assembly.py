@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from llm_op_guard.contract.path import Path
-from llm_op_guard.native.program import MOST_INSTRUCTIONS, MOST_TENSORS, MOST_VALUES, Op, Program
+from llm_op_guard.native.program import (
+    LARGEST_OPERAND,
+    MOST_INSTRUCTIONS,
+    MOST_TENSORS,
+    MOST_VALUES,
+    Op,
+    Program,
+)
 
 
 class NoProgram(Exception):  # noqa: N818 - a refusal, not an error
@@ -46,6 +53,9 @@ class Assembly:
 
     def emit(self, op: Op, *operands: Operand) -> None:
         """Write one instruction."""
+        for operand in operands:
+            if isinstance(operand, int) and abs(operand) > LARGEST_OPERAND:
+                raise NoProgram(f"{operand} takes more than 32 bits")
         self._code.append((op, operands))
 
     def mark(self) -> tuple[int, int]:
@@ -102,6 +112,8 @@ class Assembly:
         for step in steps:
             if isinstance(step, str):
                 root = self.made(Op.READ, root, self._attributes.setdefault(step, len(self._attributes)))
+            elif isinstance(step[0], bool):
+                raise NoProgram(f"{step[0]} is no index")
             else:
                 root = self.made(Op.ITEM, root, self.constant(step[0]))
         return root

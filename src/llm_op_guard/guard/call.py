@@ -19,6 +19,8 @@ from llm_op_guard.guard.reading import UNSET
 Number = int | float | bool
 # Of a list or text, as data: longer ones are cut.
 MOST_REPEATED = 1_000_000
+# Where PyTorch begins the memory of a tensor of the CPU, in bytes; of CUDA at a multiple.
+ALIGNMENT = 64
 Step = str | tuple[str | int]
 
 
@@ -26,7 +28,8 @@ Step = str | tuple[str | int]
 class TensorSpec:
     """A tensor without its contents.
 
-    `strides` is None where elements lie in row order without gaps. `fill` are the numbers that elements
+    `strides` is None where elements lie in row order without gaps. The first element lies `offset` elements past an
+    address that `ALIGNMENT` divides. `fill` are the numbers that elements
     repeat in row order, None for noise; `at` are single elements, by their place in row order.
     """
 
@@ -36,6 +39,7 @@ class TensorSpec:
     strides: tuple[int, ...] | None = None
     fill: tuple[Number, ...] | None = None
     at: tuple[tuple[int, Number], ...] = ()
+    offset: int = 0
 
     @property
     def elements(self) -> int:
@@ -50,6 +54,7 @@ class TensorSpec:
         text = f"{self.dtype}[{', '.join(map(str, self.shape))}]"
         text += "" if self.device == "cpu" else f" on {self.device}"
         text += "" if self.strides is None else f", strides {self.strides}"
+        text += "" if self.offset == 0 else f", {self.offset} elements past alignment"
         text += "" if self.fill is None else f" of {', '.join(map(str, self.fill[:8]))}{'…' * (len(self.fill) > 8)}"
         return text + "".join(f", element {place} is {value}" for place, value in self.at)
 

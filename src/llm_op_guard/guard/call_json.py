@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from llm_op_guard.guard.call import (
+    ALIGNMENT,
     MOST_REPEATED,
     Call,
     Entry,
@@ -46,6 +47,8 @@ def _spec_json(spec: Spec) -> Any:
                 data["device"] = spec.device
             if spec.strides is not None:
                 data["strides"] = list(spec.strides)
+            if spec.offset:
+                data["offset"] = spec.offset
             if spec.fill is not None:
                 data["fill"] = [_number_json(value) for value in spec.fill]
             if spec.at:
@@ -160,6 +163,11 @@ def _tensor(tensor: TensorSpec, data: dict[str, Any], where: str) -> TensorSpec:
             raise ValueError(f"{where}: a device is a text")
     if "strides" in data:
         tensor = replace(tensor, strides=_sizes(data["strides"], where))
+    match data.get("offset", 0):
+        case int() as offset if type(offset) is int and 0 <= offset < ALIGNMENT:
+            tensor = replace(tensor, offset=offset)
+        case _:
+            raise ValueError(f"{where}: an offset is a whole number below {ALIGNMENT}")
     match data.get("fill"):
         case None:
             pass

@@ -16,6 +16,7 @@ from llm_op_guard.contract.validate import clauses_of
 from llm_op_guard.guard import functions, memory
 from llm_op_guard.guard.bind import Bindings
 from llm_op_guard.guard.call import (
+    ALIGNMENT,
     MOST_REPEATED,
     Call,
     Entry,
@@ -36,7 +37,13 @@ from llm_op_guard.guard.call import (
 )
 from llm_op_guard.guard.elements import offenders
 from llm_op_guard.guard.reading import UNSET, Snapshot, is_a, is_tensor, number_now, path_value
-from llm_op_guard.guard.reads import asked_of_objects, expressions_of, read_paths, read_whole, texts_spelt
+from llm_op_guard.guard.reads import (
+    asked_of_objects,
+    functions_called,
+    read_paths,
+    read_whole,
+    texts_spelt,
+)
 
 # Of a container so many items are looked at; the others of a list are taken to be as the last of these.
 MOST_ITEMS = 64
@@ -151,7 +158,9 @@ class _Capture:
             for node in asked
             if isinstance(node.func, ast.Name) and node.func.id == "misspelt"
         ]
-        self._counted = _functions_called(contract) & {"controls", "surrogates"}
+        called = functions_called(contract)
+        self._counted = called & {"controls", "surrogates"}
+        self._asks_of_alignment = "aligned" in called
         self._texts: dict[str, TextSpec] = {}
         self._taken = set(self._spelt)
         self._open: list[int] = []
@@ -175,7 +184,7 @@ class _Capture:
         if type(value) in (bool, int, float):
             return value if self._every_number or () in below else NumberSpec(type(value).__name__)
         if is_tensor(value):
-            return tensor_spec(value)
+            return tensor_spec(value, offset=_offset(value) if self._asks_of_alignment else 0)
         if is_a(value, str):
             text = str.__str__(value)
             return text if text in self._spelt else self._text(text)
@@ -270,16 +279,6 @@ def _own_keywords(contract: Contract) -> str:
     return next((parameter.name for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD), "")
 
 
-def _functions_called(contract: Contract) -> set[str]:
-    return {
-        node.func.id
-        for clause in contract.clauses
-        for expression in expressions_of(clause)
-        for node in ast.walk(expression)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    }
-
-
 def _read(owner: Any, *steps: Step) -> Any:
     try:
         return path_value(owner, *steps)
@@ -287,7 +286,7 @@ def _read(owner: Any, *steps: Step) -> Any:
         return UNSET
 
 
-def tensor_spec(tensor: Any) -> TensorSpec:
+def tensor_spec(tensor: Any, *, offset: int = 0) -> TensorSpec:
     """The metadata of a tensor."""
     shape = tuple(int(number_now(size)) for size in tensor.shape)
     try:
@@ -295,7 +294,14 @@ def tensor_spec(tensor: Any) -> TensorSpec:
     except Exception:  # sparse, nested: they have none
         strides = row_order(shape)
     device, dtype = str(tensor.device), str(tensor.dtype).removeprefix("torch.")
-    return TensorSpec(dtype, shape, device, None if strides == row_order(shape) else strides)
+    return TensorSpec(dtype, shape, device, None if strides == row_order(shape) else strides, offset=offset)
+
+
+def _offset(tensor: Any) -> int:
+    try:
+        return functions.address(tensor) % ALIGNMENT // int(tensor.element_size())
+    except Exception:  # it has no memory, or none that is told of
+        return 0
 
 
 # ---------------------------------------------------------------- what functions say of objects

@@ -69,6 +69,10 @@ def _reasons(node: ast.expr, values: Values, *, outcome: bool) -> list[str]:
             if isinstance(node.func, ast.Name) and node.func.id == "dense":
                 strides = show(functions.strides(values.tensor(arguments[0])))
                 return [f"{ast.unparse(arguments[0])}.stride() = {strides}"]
+            if isinstance(node.func, ast.Name) and node.func.id == "aligned":
+                (x, bytes_), _ = values.call_arguments("aligned", node)
+                # The address itself is another in every process.
+                return [f"{ast.unparse(arguments[0])}.data_ptr() % {bytes_} = {functions.address(x) % bytes_}"]
             given = [*arguments, *(keyword.value for keyword in keywords)]
             return _operands(given, values) if told is None else [told[0]]
     return _operands([node], values)

@@ -10,7 +10,7 @@ from llm_op_guard.contract.model import Contract, DtypeName, DtypeSet
 from llm_op_guard.contract.path import path_of
 from llm_op_guard.contract.vocabulary import DTYPE_NAMES, DTYPE_SETS, dtype_names
 from llm_op_guard.guard.assembly import Assembly, Label, NoProgram, Operand
-from llm_op_guard.native.program import DEVICES, DTYPES, Op
+from llm_op_guard.native.program import DEVICES, DTYPES, MOST_DIMS, MOST_NUMBERS, Op
 
 _ASPECTS = {"shape": Op.SIZES, "dtype": Op.DTYPE, "device": Op.DEVICE, "ndim": Op.NDIM}
 _ARITHMETIC: dict[type[ast.operator], Op] = {
@@ -196,6 +196,8 @@ class Expressions:
     def _sequence(self, items: list[ast.expr]) -> int:
         if any(isinstance(item, ast.Starred) for item in items):
             raise NoProgram("a tuple is made of another")
+        if len(items) > MOST_DIMS:
+            raise NoProgram(f"a tuple has more than {MOST_DIMS} items")
         found = [self.value(item) for item in items]
         first = self.asm.fresh(len(found)) if found else 0
         for number, item in enumerate(found):
@@ -262,6 +264,8 @@ class Expressions:
         if not isinstance(node, ast.Tuple | ast.List) or any(isinstance(item, ast.Starred) for item in node.elts):
             raise NoProgram(f"what {ast.unparse(node)} holds is not written out")
         numbers = [_whole_number(item) for item in node.elts]
+        if len(numbers) > MOST_NUMBERS:
+            raise NoProgram(f"{len(numbers)} are too many to be looked through")
         if None not in numbers:
             return self.asm.made(Op.AMONG, value, self.asm.constant(tuple(numbers)))
         items = [self.value(item) for item in node.elts]
@@ -296,9 +300,9 @@ class Expressions:
                 return self.asm.made(Op.NUMEL, self._held(x))
             case "dense", [x]:
                 return self.asm.made(Op.DENSE, self._held(x))
-            case "stride", [x, i]:
+            case "stride" | "aligned", [x, number]:
                 held = self._held(x)
-                return self.asm.made(Op.STRIDE, held, self.value(i))
+                return self.asm.made(Op.STRIDE if name == "stride" else Op.ALIGNED, held, self.value(number))
             case "broadcasts", [shape, target]:
                 one = self._shape(shape)
                 return self.asm.made(Op.BROADCASTS, one, self._shape(target))

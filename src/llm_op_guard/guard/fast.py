@@ -14,17 +14,18 @@ from llm_op_guard.guard.plan import Plan, plan_check
 from llm_op_guard.guard.remainder import remainder
 from llm_op_guard.native import extension
 from llm_op_guard.native.program import Refused
+from llm_op_guard.policy import native_wanted
 
 
 class Accepting(NamedTuple):
-    """`accepts(program, *arguments)` is true where a call is right but for `left`, the plan of what Python still does.
+    """`accepts(program, *arguments)` is true where a call is right but for `remainder`, which is for Python to check.
 
-    Where that is None nothing is left. What else it says is the Python check's to judge. Dynamo takes it for False.
+    Where that is None, the call is right. What else it says is the Python check's to judge. Dynamo takes it for False.
     """
 
     accepts: Callable[..., bool]
     program: Any
-    left: Plan | None
+    remainder: Plan | None
 
 
 def accepted_by(plan: Plan, *, noted: bool = False) -> Accepting | None:
@@ -32,6 +33,8 @@ def accepted_by(plan: Plan, *, noted: bool = False) -> Accepting | None:
 
     A `noted` call leaves something to do in Python, whatever its plan.
     """
+    if not native_wanted():
+        return None
     lowered = _lowered(plan)
     if isinstance(lowered, Refused):
         return None
@@ -42,8 +45,8 @@ def accepted_by(plan: Plan, *, noted: bool = False) -> Accepting | None:
     native = usable()
     if isinstance(native, Refused):
         return None
-    left = remainder(plan, ()) if noted and lowered.left is None else lowered.left
-    return Accepting(native.accepts, extension.made(native, lowered.program), left)
+    remains = remainder(plan, ()) if noted and lowered.remainder is None else lowered.remainder
+    return Accepting(native.accepts, extension.made(native, lowered.program), remains)
 
 
 def usable() -> Any:
@@ -56,19 +59,26 @@ def is_usable() -> bool:
     return not isinstance(usable(), Refused)
 
 
-def in_python(contract: Contract) -> tuple[bool, tuple[str, ...]]:
-    """Whether a program checks metadata rules of a contract, and why others, or all, are checked in Python."""
+class Natively(NamedTuple):
+    """How far the metadata rules of a contract are checked natively: whether any are, and why others are not."""
+
+    any: bool
+    reasons: tuple[str, ...]
+
+
+def natively(contract: Contract) -> Natively:
+    """What the program of a contract checks, where the extension can be used."""
     plan = plan_check(contract, {"A"})
     lowered = Refused("it has no rules about metadata") if plan is None else _lowered(plan)
     if isinstance(lowered, Refused):
-        return False, (lowered.reason,)
-    return True, lowered.reasons
+        return Natively(False, (lowered.reason,))
+    return Natively(True, lowered.reasons)
 
 
 def _lowered(plan: Plan) -> Lowered | Refused:
-    """Made once for all guards of a contract, which keeps the steps."""
-    made, key = plan.contract.plans, ("program", id(plan.steps), plan.parameters)
+    """Made once for all guards of a contract."""
+    made, key = plan.contract.programs, (id(plan.steps), plan.parameters)
     if key not in made:
-        made[key] = lower(plan)
-    lowered: Lowered | Refused = made[key]
+        made[key] = plan.steps, lower(plan)  # the steps are kept, so that their number stands for no others
+    lowered: Lowered | Refused = made[key][1]
     return lowered

@@ -200,6 +200,21 @@ def dense(x: Any) -> bool:
     return len(shape) == 0 or shape[-1] <= 1 or strides(x)[-1] == 1
 
 
+def aligned(x: Any, bytes: int) -> bool:  # noqa: A002 - as in the language
+    """Whether the first element lies at an address that so many bytes divide."""
+    if bytes <= 0:
+        raise NotApplicable
+    return numel(x) == 0 or address(x) % bytes == 0
+
+
+def address(x: Any) -> int:
+    """Where the first element of a tensor lies; raises NotApplicable for one that says nothing of that kind."""
+    strides(x)  # what has none has its elements in several places
+    if x.device.type not in ("cpu", "cuda"):
+        raise NotApplicable
+    return int(x.data_ptr())
+
+
 def strides(x: Any) -> Any:
     """The strides of a tensor; raises NotApplicable for a layout that has none."""
     # Sparse and other layouts have none; a sparse matrix answers all the same.
@@ -333,6 +348,7 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "divisors": divisors,
     "numel": numel,
     "dense": dense,
+    "aligned": aligned,
     "stride": stride,
     "broadcasts": broadcasts,
     "largest": largest_number,

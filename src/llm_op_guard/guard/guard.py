@@ -108,8 +108,8 @@ class Guard:
         self.parameters = parameters
         self._pace = Pace(defaults, self.names, lambda judged: reporter.values_judged(self, judged))
         self._checks: dict[tuple[frozenset[CostClass], bool, bool, bool, bool, bool], Checks] = {}
+        self.calls = 0  # that late rules have counted
         self._failed_inside = False
-        log()  # while the process can still import what it needs: a guard may fail when it ends
 
     @property
     def names(self) -> tuple[str, str]:
@@ -196,7 +196,7 @@ class Guard:
         return Checks(
             _nothing if before is None else self._compiled(before, classes, noted, late, accepting),
             None if after is None else self._compiled(after, classes, noted, late),
-            accepting if self._tally is None and accepting is not None and accepting.left is None else None,
+            accepting if self._tally is None and accepting is not None and accepting.remainder is None else None,
         )
 
     def accepted_by(self, plan: Plan, *, noted: bool = False) -> Accepting | None:
@@ -242,16 +242,14 @@ class Guard:
         noted: bool,
         late: bool,
         accepting: Accepting | None = None,
-        *,
-        is_left: bool = False,
+        native: Native = Native.NONE,
     ) -> FunctionType:
         outcome = _Outcome(self, plan, classes)
         reason = (
             f"a call of {self.operator} breaks its contract ({self.contract.id}); without fullgraph it is explained"
         )
-        native: Native = "left" if is_left else "no"
         if accepting is not None:
-            native = "first" if accepting.left is None else "first, and some is left"
+            native = Native.DECIDES if accepting.remainder is None else Native.BEGINS
         source = self._source_of(plan, classes, noted, late, native)
         failed = outcome.failed_after if plan.after_call else outcome.failed
         hooks: dict[str, Any] = {
@@ -268,8 +266,10 @@ class Guard:
         }
         if accepting is not None:
             hooks |= {"_accepts": accepting.accepts, "_program": accepting.program}
-            if accepting.left is not None:
-                hooks["_left"] = self._compiled(accepting.left, classes, noted, late, is_left=True)
+            if accepting.remainder is not None:
+                hooks["_remainder"] = self._compiled(
+                    accepting.remainder, classes, noted, late, native=Native.HAS_ACCEPTED
+                )
         if source.late:
             hooks["_late"] = LateRules(self, source.late, count=not plan.after_call)
         if source.deferred:
@@ -280,7 +280,7 @@ class Guard:
         self, plan: Plan, classes: frozenset[CostClass], noted: bool, late: bool, native: Native
     ) -> CheckSource:
         """The source of a check, written once for all guards of the contract: a model has the same norm many times."""
-        made, counted = self.contract.plans, self._tally is not None
+        made, counted = self.contract.sources, self._tally is not None
         key = (classes, plan.after_call, plan.parameters, counted, noted, late, native)
         if key not in made:
             made[key] = check_source(plan, counted=counted, noted=noted, late=late, native=native)

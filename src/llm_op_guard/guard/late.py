@@ -293,14 +293,13 @@ class LateRules:
         self.guard = guard
         self.rules = rules
         self._count = count
-        self._calls = 0
         # What was made ready for a graph, where rules that wait here would not: the rules of a call, dtypes and device.
         self._ready: set[tuple[Any, ...]] = set()
 
     def told(self) -> Exception | None:
         """Begin a call: the error to raise for what was found of calls before it, if any."""
-        self._calls += 1
         if self._count:
+            self.guard.calls += 1
             calls.begin()
         try:
             return None if _queue is None else _queue.told()
@@ -346,7 +345,7 @@ class LateRules:
         if not late:
             return
         policy = current(self.guard.defaults, self.guard.names)
-        call = LateCall(self, self._calls, calls.begun, caller(), policy, tuple(rule for rule, _ in late))
+        call = LateCall(self, self.guard.calls, calls.begun, caller(), policy, tuple(rule for rule, _ in late))
         _queue.put(call, [probe for _, probes in late for probe in probes])
 
 

@@ -57,7 +57,7 @@ from llm_op_guard.guard.steps import (
     late_device,
     late_dtype,
 )
-from llm_op_guard.native.program import Kind, Op, Program, Refused
+from llm_op_guard.native.program import MOST_DIMS, Kind, Op, Program, Refused
 
 _KINDS = {"int": Kind.INT, "float": Kind.FLOAT, "bool": Kind.BOOL, "str": Kind.STR, "dict": Kind.DICT}
 
@@ -67,13 +67,13 @@ _LEAST_SPARED = 3
 
 
 class Lowered(NamedTuple):
-    """A program, the plan of what it leaves to Python (None: nothing), and the reasons in words.
+    """A program, the plan of what Python still has to check (None: nothing), and the reasons in words.
 
-    That a step is about values, or hangs on another that is left, is no reason that is given.
+    That a step is about values, or hangs on another that is not said, is no reason that is given.
     """
 
     program: Program
-    left: Plan | None
+    remainder: Plan | None
     reasons: tuple[str, ...]
 
 
@@ -86,16 +86,17 @@ def lower(plan: Plan) -> Lowered | Refused:
         program = lowering.program()
     except NoProgram as refusal:
         return Refused(str(refusal))
-    left = remainder(plan, lowering.left) if lowering.left or plan.has_later or plan.forgets else None
-    again = frozenset(map(id, left.steps)) if left is not None else frozenset()
-    if left is not None and sum(id(step) not in again for step in plan.steps) < _LEAST_SPARED:
+    unsaid = lowering.unsaid
+    remains = remainder(plan, unsaid) if unsaid or plan.has_later or plan.forgets else None
+    again = frozenset(map(id, remains.steps)) if remains is not None else frozenset()
+    if remains is not None and sum(id(step) not in again for step in plan.steps) < _LEAST_SPARED:
         most = "most of it is about values or results, or hangs on what is"
         return Refused(next(iter(lowering.reasons), most))
-    return Lowered(program, left, tuple(lowering.reasons))
+    return Lowered(program, remains, tuple(lowering.reasons))
 
 
 class _Lowering:
-    """Writes the steps of one check, but for those that are `left`, some of them for `reasons`."""
+    """Writes the steps of one check, but for those that are `unsaid`, some of them for `reasons`."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -104,9 +105,9 @@ class _Lowering:
         self.expressions = Expressions(plan.contract, self.asm)
         self.no = Label()
         self.cannot = Label()
-        self.left: list[Step] = []
+        self.unsaid: list[Step] = []
         self.reasons: list[str] = []
-        # The names and facts that steps which are left would have told, and the declarations that begin with one.
+        # The names and facts that unsaid steps would have told, and the declarations that begin with one.
         self._untold: set[str] = set()
         self._undeclared: set[tuple[int, Path]] = set()
 
@@ -137,11 +138,8 @@ class _Lowering:
         return self.asm.assembled()
 
     def is_beyond(self, step: Step) -> bool:
-        """Whether a step is about values, or hangs on what one that is left would have told."""
+        """Whether a step is about values, or hangs on what an unsaid one would have told."""
         if step.clause.cost_class != "A":
-            return True
-        if step.clause.eager:
-            self.reasons.append(f"{_named(step.clause.statement)} asks functions that only Python has")
             return True
         # A size that only Python has seen might be another than the one that is solved for.
         needs = step.needs | step.gives if isinstance(step, Solve) else step.needs
@@ -153,7 +151,7 @@ class _Lowering:
 
     def leave(self, step: Step) -> None:
         """Leave a step to Python."""
-        self.left.append(step)
+        self.unsaid.append(step)
         self._untold |= step.gives
         if isinstance(step, Telling) and step.fact is not None:
             self._untold.add(step.fact)
@@ -274,6 +272,8 @@ class _Lowering:
     def matched(self, step: Match, tensor: TensorType) -> None:
         """All of this at once, where a misfit is a broken rule."""
         x, dims, rest = self.asm.tensor(step.path), tensor.dims or (), tensor.rest_index
+        if len(dims) > MOST_DIMS:
+            raise NoProgram(f"{tensor.text} has more than {MOST_DIMS} dimensions")
         fixed = _fixed_dtypes(tensor.dtypes)
         device = tensor.device_symbol
         sizes: list[Operand] = []
@@ -311,7 +311,8 @@ class _Lowering:
     def size(self, x: int, tensor: TensorType, axis: int) -> int:
         """Where one size is, or the sizes of a dimension of open length."""
         if tensor.rest_index == axis:
-            return self.asm.made(Op.SIZES, x, axis | (len(tensor.dims or ()) - 1 - axis) << 8)
+            behind = len(tensor.dims or ()) - 1 - axis
+            return self.asm.made(Op.SIZES, x, axis | behind << 8)
         return self.asm.made(Op.SIZE, x, _axis(tensor, axis))
 
     def like(self, path: Path, other: Path, done: Label) -> None:

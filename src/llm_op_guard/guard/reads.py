@@ -13,7 +13,7 @@ from llm_op_guard.contract.walk import declared_paths, paths_in_type, tensor_typ
 from llm_op_guard.frozen import frozen
 
 _SHAPE = {"shape": "shape", "ndim": "shape", "dtype": "dtype", "device": "device"}
-_SHAPE_FUNCTIONS = frozenset({"broadcasts", "numel", "dense", "stride"})
+_SHAPE_FUNCTIONS = frozenset({"broadcasts", "numel", "dense", "stride", "aligned"})
 
 
 @frozen
@@ -206,3 +206,14 @@ def _texts(value: Any) -> Iterator[str]:
         yield from (text for part in (*value.keys(), *value.values()) for text in _texts(part))
     elif isinstance(value, tuple | list):
         yield from (text for part in value for text in _texts(part))
+
+
+def functions_called(contract: Contract) -> set[str]:
+    """The functions of the language that a contract calls."""
+    return {
+        node.func.id
+        for clause in contract.clauses
+        for expression in expressions_of(clause)
+        for node in ast.walk(expression)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }

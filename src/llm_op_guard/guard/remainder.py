@@ -14,11 +14,9 @@ from llm_op_guard.guard.plan import Plan, never_both
 from llm_op_guard.guard.steps import Agree, Given, Match, Solve, Step, Telling
 
 
-def remainder(plan: Plan, left: Iterable[Step]) -> Plan:
+def remainder(plan: Plan, unsaid: Iterable[Step]) -> Plan:
     """The plan of these steps and of what they need, in the order that the steps have in the whole."""
-    own = frozenset(map(id, left))
-    taking = _Taking(plan, own)
-    taking.take(*(step for step in plan.steps if id(step) in own))
+    taking = _Taking(plan, unsaid)
     for name in plan.known:
         taking.ask(name, ())
     taking.follow()
@@ -29,8 +27,8 @@ def remainder(plan: Plan, left: Iterable[Step]) -> Plan:
         plan,
         steps=tuple(
             step
-            if id(step) in own or not isinstance(step, Match) or (id(step.clause), step.path) in resumed
-            else _telling(step, taking.taken[id(step)])
+            if taking.is_unsaid(step) or not isinstance(step, Match) or (id(step.clause), step.path) in resumed
+            else _narrowed(step, taking.taken[id(step)])
             for step in taken
         ),
     )
@@ -39,9 +37,9 @@ def remainder(plan: Plan, left: Iterable[Step]) -> Plan:
 class _Taking:
     """The steps that are taken, by identity, each with the names that it was asked for."""
 
-    def __init__(self, plan: Plan, unseen: frozenset[int]) -> None:
+    def __init__(self, plan: Plan, unsaid: Iterable[Step]) -> None:
         self.taken: dict[int, set[str]] = {}
-        self._unseen = unseen
+        self._unsaid = frozenset(map(id, unsaid))
         self._waiting: list[Step] = []
         self._givers: dict[str, list[Step]] = {}
         self._tellers = {step.fact: step for step in plan.steps if isinstance(step, Telling)}
@@ -49,6 +47,11 @@ class _Taking:
         for step in plan.steps:
             for name in step.gives:
                 self._givers.setdefault(name, []).append(step)
+        self.take(*filter(self.is_unsaid, plan.steps))
+
+    def is_unsaid(self, step: Step) -> bool:
+        """Whether a program does not say this step."""
+        return id(step) in self._unsaid
 
     def take(self, *steps: Step) -> None:
         """Take these steps; what they need is taken by `follow`."""
@@ -74,9 +77,9 @@ class _Taking:
             for name in step.needs:
                 self.ask(name, step.given)
             # What a program has not seen may differ from what it has: that is compared here.
-            for name in step.gives if id(step) in self._unseen else ():
-                seen = [giver for giver in self._givers[name] if id(giver) not in self._unseen]
-                self._take_from(seen, name, step.given)
+            for name in step.gives if self.is_unsaid(step) else ():
+                said = [giver for giver in self._givers[name] if not self.is_unsaid(giver)]
+                self._take_from(said, name, step.given)
 
     def _take_from(self, givers: list[Step], name: str, given: tuple[Given, ...]) -> None:
         sure = next((step for step in givers if name in step.surely and set(step.given) <= set(given)), None)
@@ -86,7 +89,7 @@ class _Taking:
                 self.taken[id(giver)].add(name)
 
 
-def _telling(step: Match, names: set[str]) -> Match:
+def _narrowed(step: Match, names: set[str]) -> Match:
     """A step that tells these names and looks at nothing besides, where it only tells what is certain."""
     only = step.type.alternatives[0]
     if len(step.type.alternatives) > 1 or not isinstance(only, TensorType) or not step.certain:
@@ -95,14 +98,14 @@ def _telling(step: Match, names: set[str]) -> Match:
     tensor = replace(
         only,
         dtypes=only.dtypes if only.dtype_symbol in names else (DtypeSet("any"),),
-        dims=None if dims is None else tuple(_asked(dim, names) for dim in dims),
+        dims=None if dims is None else tuple(_dim_asked_for(dim, names) for dim in dims),
         devices=only.devices if only.device_symbol in names else None,
     )
     told = Type((tensor,), step.type.text)
     return replace(step, type=told, gives=step.gives & names, surely=step.surely & names)
 
 
-def _asked(dim: Dim, names: set[str]) -> Dim:
+def _dim_asked_for(dim: Dim, names: set[str]) -> Dim:
     if dim_symbol(dim) in names:
         return dim
     return Rest(None) if isinstance(dim, Rest | RestOf) else AnySize()

@@ -9,8 +9,9 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Iterator
+from enum import Enum, auto
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from llm_op_guard.contract.model import DtypeName, DtypeSet
 from llm_op_guard.contract.path import Path
@@ -27,9 +28,13 @@ from llm_op_guard.guard.type_source import TypeWriter
 CHECK = "check"
 
 
-# What a check has to do with the native program of its contract: nothing; it asks that first, and where that accepts a
-# call there is nothing left to do, or what `_left` does; it is what is left. None of the last is ever traced.
-Native = Literal["no", "first", "first, and some is left", "left"]
+class Native(Enum):
+    """What the native program of its contract is to a check."""
+
+    NONE = auto()
+    DECIDES = auto()  # it is asked first, and a call that it accepts is right
+    BEGINS = auto()  # it is asked first, and `_remainder` does what remains of a call that it accepts
+    HAS_ACCEPTED = auto()  # the check is that remainder: it is never traced
 
 
 @frozen
@@ -54,7 +59,7 @@ class CheckSource:
 
 
 def check_source(
-    plan: Plan, *, counted: bool = False, noted: bool = False, late: bool = False, native: Native = "no"
+    plan: Plan, *, counted: bool = False, noted: bool = False, late: bool = False, native: Native = Native.NONE
 ) -> CheckSource:
     """The source of the function `check` for a plan.
 
@@ -86,7 +91,7 @@ class _CheckWriter:
         self.deferred: list[Deferred] = []
         self.asks_late = late
         self.native = native
-        self.is_left = native == "left"
+        self.is_traced = native is not Native.HAS_ACCEPTED
         self.late: list[LateRule] = []
 
     def text(self) -> str:
@@ -100,7 +105,7 @@ class _CheckWriter:
             is_untraced = step.clause.cost_class == "B" or step.clause.eager
             if lines:
                 blocks.append((is_untraced, (step.given, lines)))
-            if is_untraced and not self.is_left:
+            if is_untraced and self.is_traced:
                 later = list(self._while_tracing(step, lines, unknown))
                 if later:
                     traced.append((step.given, later))
@@ -134,13 +139,13 @@ class _CheckWriter:
             arguments = f"(result, state, {arguments})"
         yield from self._accepting()
         state = list(self._state())
-        if any(map(_may_read_tensors, names_in_code("\n".join([*body, *state]) or "pass"))):
+        if self.is_traced and any(map(_may_read_tensors, names_in_code("\n".join([*body, *state]) or "pass"))):
             yield "if _jit_state() is not None:"
             if self.plan.forgets and not self.plan.after_call:
                 yield f"    {self._forgets()}"
             yield "    return None"
         if self.plan.forgets and not self.plan.after_call:
-            if not self.is_left:
+            if self.is_traced:
                 yield "if _tracing():"
                 yield "    _comptime()(_distrust)"
             yield "_tokens = ()"
@@ -158,11 +163,10 @@ class _CheckWriter:
         yield "    pass"
         yield "else:"
         yield from indented(self._accepted(arguments, "_state" if state else "None"))
-        # Dynamo never comes to what is left, but an export may that runs it.
-        yield "if _tracing():"
-        yield "    if _lets_through():"
-        yield "        return None"
-        if not self.is_left:
+        if self.is_traced:
+            yield "if _tracing():"
+            yield "    if _lets_through():"
+            yield "        return None"
             yield "    _comptime()(_tell)"
         # Raised here, so that a traceback shows none of the frames that explain.
         yield f"_error = _failed({arguments})"
@@ -174,18 +178,20 @@ class _CheckWriter:
 
     def _accepting(self) -> Iterator[str]:
         """Ask the program first; Dynamo, which traces the rest, takes its answer for no."""
-        if self.native.startswith("first"):
-            own = [self.draft.names.own(name) for name in self.plan.parameters]
-            yield f"if _accepts({', '.join(['_program', *own])}):"
-            if self.native == "first":
-                yield from ["    _tally()"] if self.counted else []
-                yield "    return None"
-            else:
-                yield f"    return _left({', '.join(own)})"
+        own = [self.draft.names.own(name) for name in self.plan.parameters]
+        accepts = f"_accepts({', '.join(['_program', *own])})"
+        if self.native is Native.DECIDES:
+            yield f"if {accepts}:"
+            yield from ["    _tally()"] if self.counted else []
+            yield "    return None"
+        elif self.native is Native.BEGINS:
+            # An export may run this where it traces.
+            yield f"if {accepts} and not _tracing() and _jit_state() is None:"
+            yield f"    return _remainder({', '.join(own)})"
 
     def _untraced(self, lines: list[str]) -> Iterator[str]:
         """Lines that a program which is traced leaves out."""
-        if self.is_left or not lines:
+        if not self.is_traced or not lines:
             yield from lines
         else:
             yield "if not _tracing():"
@@ -195,7 +201,8 @@ class _CheckWriter:
         doubts = " and not _doubts" if self.draft.doubts else ""
         if doubts:
             # What is legal, if odd, must not break the graph of a program that is compiled.
-            yield f"_error = _noticed(_doubts, {arguments}) if _doubts and not _tracing() else None"
+            here = "_doubts and not _tracing()" if self.is_traced else "_doubts"
+            yield f"_error = _noticed(_doubts, {arguments}) if {here} else None"
             yield "if _error is not None:"
             yield "    raise _error"
         if self.noted:

@@ -46,13 +46,21 @@ class _Arming:
     names: Names
     injected: dict[str, Any]
     home: dict[str, Any]  # the globals of the function
+    end: weakref.finalize[[_Arming], FunctionType] | None = None
 
-    def enter(self) -> None:
+    def enter(self, function: FunctionType) -> None:
         self.home.update(self.injected)
+        if self.end is None:
+            # A function that is gone needs no names; its module, which holds them, stays.
+            self.end = weakref.finalize(function, _gone.append, self)
+            self.end.atexit = False
 
     def leave(self) -> None:
         for name in self.injected:
             self.home.pop(name, None)
+        if self.end is not None:
+            self.end.detach()  # it would hold the check for as long as there is the function
+            self.end = None
 
     def fall_silent(self) -> None:
         for name in (self.names.check, self.names.check_result, self.names.accepts):
@@ -141,7 +149,7 @@ class Patch:
                 raise RuntimeError(f"somebody else changed the code of {self.function.__qualname__}: not guarded")
             arming = self._arming(check, check_result, around, accepting)
             _retired.discard(arming)
-            arming.enter()  # before the code that needs the names
+            arming.enter(self.function)  # before the code that needs the names
             self.function.__code__ = arming.code
             self._current = arming
             if leaving is not None and leaving is not arming:
@@ -180,9 +188,7 @@ class Patch:
     ) -> _Arming:
         key = (check, check_result, around)  # by equality: a bound method is a new object each time it is named
         if key not in self._armings:
-            arming = self._armings[key] = self._new_arming(check, check_result, around, accepting)
-            # A function that is gone needs no names; its module, which holds them, stays.
-            weakref.finalize(self.function, _gone.append, arming).atexit = False
+            self._armings[key] = self._new_arming(check, check_result, around, accepting)
         return self._armings[key]
 
     def _new_arming(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import GetSetDescriptorType, ModuleType
 from typing import Any
 
+from llm_op_guard.native import sources
 from llm_op_guard.native.program import Op, Program, Refused
 from llm_op_guard.policy import native_wanted
 
@@ -71,7 +72,9 @@ def _found() -> ModuleType | Refused:
         extension = importlib.import_module("llm_op_guard.native._check")
     except ImportError as error:
         return Refused(f"the extension is not built here ({error})")
-    if tuple(op.name for op in Op) != extension.OPERATIONS:
+    here = sources.digest()
+    built_of_others = here and getattr(extension, "SOURCES", None) not in ("", here)
+    if built_of_others or tuple(op.name for op in Op) != extension.OPERATIONS:
         return Refused("the extension is of another version of llm-op-guard: install it anew")
     return extension
 

@@ -129,6 +129,11 @@ PyObject* operation_names() {
 }  // namespace
 }  // namespace llm_op_guard
 
+// What it was built of, as `sources.py` says it; nothing where it was built by hand.
+#ifndef LLM_OP_GUARD_SOURCES
+#define LLM_OP_GUARD_SOURCES ""
+#endif
+
 PyMODINIT_FUNC PyInit__check() {
   using namespace llm_op_guard;
   PyObject* made = PyModule_Create(&module);
@@ -136,7 +141,8 @@ PyMODINIT_FUNC PyInit__check() {
   PyObject* names = operation_names();
   program_class = make_program_class();
   bool sound = names != nullptr && program_class != nullptr && make_names() &&
-               PyModule_AddType(made, program_class) == 0 && PyModule_AddObjectRef(made, "OPERATIONS", names) == 0;
+               PyModule_AddType(made, program_class) == 0 && PyModule_AddObjectRef(made, "OPERATIONS", names) == 0 &&
+               PyModule_AddStringConstant(made, "SOURCES", LLM_OP_GUARD_SOURCES) == 0;
   Py_XDECREF(names);
   if (!sound) Py_CLEAR(made);
   return made;

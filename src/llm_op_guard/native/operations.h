@@ -9,8 +9,8 @@ namespace llm_op_guard {
 #define OPERATIONS(X)                                                                                             \
   X(YES) X(NO) X(CANNOT) X(JUMP) X(UNLESS) X(WHERE_FALSE) X(WHERE_TRUE) X(WHERE_SET) X(ON_ABSENT) X(ABSENT)       \
   X(COPY) X(PLAIN) X(COMPARED) X(READ) X(ITEM) X(NEED) X(TENSOR) X(HELD) X(MATCH) X(RANK) X(RANK_AT_LEAST)        \
-  X(DTYPE_IN) X(DEVICE_IN) X(SIZE) X(SIZES) X(NDIM) X(NUMEL) X(DTYPE) X(DEVICE) X(DENSE) X(STRIDE) X(LIKE)        \
-  X(SIZE_IS) X(DEVICE_IS) X(SIGHT) X(SIGHT_DTYPE) X(IS_KIND) X(IS_LITERAL) X(IS_NONE) X(PRESENT) X(ADD)           \
+  X(DTYPE_IN) X(DEVICE_IN) X(SIZE) X(SIZES) X(NDIM) X(NUMEL) X(DTYPE) X(DEVICE) X(DENSE) X(STRIDE) X(ALIGNED)     \
+  X(LIKE) X(SIZE_IS) X(DEVICE_IS) X(SIGHT) X(SIGHT_DTYPE) X(IS_KIND) X(IS_LITERAL) X(IS_NONE) X(PRESENT) X(ADD)   \
   X(SUBTRACT) X(MULTIPLY) X(DIVIDE) X(FLOOR_DIVIDE) X(MODULO) X(CEIL_DIVIDE) X(LEAST) X(GREATEST) X(NEGATE)       \
   X(ABSOLUTE) X(NOT) X(EQUAL) X(UNEQUAL) X(LESS) X(AT_MOST) X(AMONG) X(IN_DTYPES) X(ON_DEVICE) X(LENGTH) X(AT)    \
   X(TUPLE) X(BROADCASTS) X(WHOLE) X(WHOLE_RATIO) X(NO_FACTOR) X(NO_SIZE)
@@ -46,7 +46,7 @@ inline const char* operands_of(int32_t op) {
     case DTYPE_IN: case DEVICE_IN: return "xct";
     case SIZE: case SIZES: case SIZE_IS: return "dxn";
     case DEVICE_IS: case NDIM: case NUMEL: case DTYPE: case DEVICE: case DENSE: return "dx.";
-    case STRIDE: return "dxv";
+    case STRIDE: case ALIGNED: return "dxv";
     case LIKE: return "xxt";
     case SIGHT: return "dvt";
     case IS_KIND: return "vnt";

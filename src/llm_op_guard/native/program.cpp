@@ -83,7 +83,7 @@ void read_numbers(PyObject* from, int32_t values, int32_t arguments, Numbers& in
   into.form.count = -1;
   if (!PyTuple_CheckExact(from)) return;
   Py_ssize_t count = PyTuple_Size(from);
-  if (count > 1024) return;
+  if (count > kMostNumbers) return;
   int64_t* numbers = new (std::nothrow) int64_t[count + 1];
   if (numbers == nullptr) return;  // whoever needs it is refused
   for (Py_ssize_t i = 0; i < count; i++) {

@@ -9,6 +9,7 @@ namespace llm_op_guard {
 constexpr int kMostValues = 384;
 constexpr int kMostTensors = 64;  // the loader counts them in 64 bits
 constexpr int kMostInstructions = 4096;
+constexpr int kMostNumbers = 1024;
 constexpr int kArena = 128;
 
 struct Instruction {
@@ -54,6 +55,7 @@ struct Tensor {
   int32_t ndim;
   int32_t dtype;
   DLDevice device;
+  uint64_t address;
   int64_t shape[kMostDims];
   int64_t strides[kMostDims];
 };

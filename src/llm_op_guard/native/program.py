@@ -52,6 +52,7 @@ class Op(IntEnum):
     DEVICE = auto()  # d x
     DENSE = auto()  # d x
     STRIDE = auto()  # d x v
+    ALIGNED = auto()  # d x v
     LIKE = auto()  # x x t
     SIZE_IS = auto()  # d x axis
     DEVICE_IS = auto()  # d x
@@ -112,6 +113,10 @@ UNCERTAIN_DTYPES = frozenset({"int8", "uint8"})
 # The DLPack device types that a device of PyTorch may be.
 DEVICES = {"cpu": (1,), "cuda": (2, 10), "mps": (8,), "xpu": (14,)}
 
+# What the loader takes, and the size of an operand.
+MOST_DIMS = 8
+MOST_NUMBERS = 1024  # of those that AMONG looks through
+LARGEST_OPERAND = (1 << 31) - 1
 MOST_VALUES = 384
 MOST_TENSORS = 64
 MOST_INSTRUCTIONS = 4096

@@ -154,6 +154,7 @@ Loaded load(Tensor& tensor, Reader& reader, const Value& value, bool with_stride
   tensor.ndim = seen.ndim;
   tensor.dtype = dtype;
   tensor.device = seen.device;
+  tensor.address = reinterpret_cast<uintptr_t>(seen.data) + seen.byte_offset;
   for (int i = 0; i < seen.ndim; i++) tensor.shape[i] = seen.shape[i];
   if (with_strides) {
     for (int i = 0; i < seen.ndim; i++) tensor.strides[i] = seen.strides[i];

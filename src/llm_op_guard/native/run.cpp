@@ -25,6 +25,9 @@ Answer match(const Tensor& tensor, const Form& form, Value* values) {
   return form.device < 0 ? kGoOn : sighted(values[form.device], kDevice, device_number(tensor.device));
 }
 
+// Where what is shown as the place of the elements is an address.
+constexpr int64_t kAddressed = 1 << kDLCPU | 1 << kDLCUDA | 1 << kDLROCM;
+
 // Inside the switch of `run`: a rule has nothing to say of what is not there.
 // Forward only, as all jumps: a handler that lies behind is none.
 #define GO_ABSENT                      \
@@ -154,6 +157,18 @@ Answer run(const Program& program, Frame& frame, bool& refused) {
           GO_ABSENT
         } else {
           v[a] = number(x[b].strides[axis]);
+        }
+        break;
+      }
+      case ALIGNED: {
+        OPERAND(v[c])
+        if (!is_whole(v[c]) || !has(kAddressed, x[b].device.device_type)) return kCannot;
+        if (v[c].number <= 0) {
+          GO_ABSENT
+        } else {
+          bool empty = false;
+          for (int32_t i = 0; i < x[b].ndim; i++) empty |= x[b].shape[i] == 0;
+          v[a] = truth(empty || x[b].address % static_cast<uint64_t>(v[c].number) == 0);
         }
         break;
       }

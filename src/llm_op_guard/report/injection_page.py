@@ -38,7 +38,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "axes": ("rank ", "axes ", "no dimensions", "the last dimensions"),
     "dtypes": ("neighbouring dtype", "another dtype"),
     "devices": ("meta device",),
-    "strides": ("transposed strides", "expanded strides", "gaps "),
+    "strides": ("transposed strides", "expanded strides", "gaps ", "off its alignment"),
     "values": ("element ", "all ", "0 and 1", "1 and 0", "ascending", "descending", "repeated", "noise", "a row of"),
     "numbers": (
         *("one more", "one fewer", "twice"),
