@@ -23,6 +23,7 @@ import llm_op_guard as og
 from llm_op_guard.guard.guard import Guard
 from llm_op_guard.install.operation import GUARDED
 from llm_op_guard.install.patch import sweep
+from llm_op_guard.install.site import LivingSites
 
 
 @og.guard
@@ -547,3 +548,33 @@ def test_compiled_functions_keep_their_guard() -> None:
 
 def test_the_site_is_kept_on_the_function() -> None:
     assert getattr(clinical_entity_linker, GUARDED).name == f"{__name__}.clinical_entity_linker"
+
+
+def test_a_check_that_could_not_be_made_is_made_at_the_next_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    @og.guard("x: any[B, D]\nrequire(D > 1)")
+    def wide(x: Any) -> Any:
+        return x
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise MemoryError
+
+    og.set_policy(A="off", B="off")
+    monkeypatch.setattr(getattr(wide, GUARDED).guard, "checks", fail)
+    with pytest.raises(MemoryError):
+        og.set_policy(A="raise")
+    monkeypatch.undo()
+    og.set_policy(B="raise")
+    with pytest.raises(og.GuardError):
+        wide(torch.ones(2, 1))
+
+
+def test_a_site_may_come_while_others_are_gone_through() -> None:
+    """As where one thread changes the policy, and another guards a function."""
+    functions = [og.guard("n: int")(lambda n: n) for _ in range(3)]
+    first, *more = (getattr(function, GUARDED) for function in functions)
+    sites = LivingSites()
+    sites.add(first)
+    for _ in sites:
+        for site in more:
+            sites.add(site)
+    assert set(sites) == {first, *more}

@@ -7,7 +7,6 @@ import inspect
 import os
 import sys
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -26,7 +25,7 @@ from llm_op_guard.install.callables import beneath, signature_for
 from llm_op_guard.install.callables import operation as operation_of
 from llm_op_guard.install.installer import Candidate, Installer, Integration, Report
 from llm_op_guard.install.operation import GUARDED, Operation, no_parameters
-from llm_op_guard.install.site import Refusal, Site
+from llm_op_guard.install.site import LivingSites, Refusal, Site
 from llm_op_guard.install.tracing import Follower
 from llm_op_guard.integrations import torch as _torch
 from llm_op_guard.integrations import transformers as _transformers
@@ -62,7 +61,7 @@ USER_DEFAULTS = Policy(A=Setting(Action.RAISE), B=Setting(Action.RAISE))
 
 _waivers = Waivers()
 _dispatcher = Dispatcher(record, _waivers)
-_user_sites: weakref.WeakSet[Site] = weakref.WeakSet()
+_user_sites = LivingSites()
 _INTEGRATIONS: dict[str, Callable[[], Integration]] = {
     _transformers.LIBRARY: _transformers.TransformersIntegration,
     _torch.LIBRARY: _torch.TorchIntegration,
@@ -402,7 +401,7 @@ def _report(libraries: tuple[str, ...]) -> Report:
 
 
 def _adjust(*, wait: bool = True) -> None:
-    for site in list(_user_sites):
+    for site in _user_sites:
         site.adjust(wait=wait)
     for installer in list(_installers.values()):
         installer.adjust()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import weakref
+from collections.abc import Iterator
 from types import FunctionType
 
 from llm_op_guard.frozen import frozen
@@ -66,9 +68,9 @@ class Site:
         ways = (noted, paced, in_calls(), late, fast.is_usable())
         if classes == self._classes and ways == self._ways:
             return
-        self._classes, self._ways = classes, ways
         if not classes:
             self._disarm()
+            self._classes, self._ways = classes, ways
             return
         wanted = [c for c in CLASSES if c in classes]
         checks = self.guard.checks(wanted, noted=noted, paced=paced, late=late)
@@ -80,6 +82,7 @@ class Site:
         except RuntimeError as error:
             # Somebody patched the same function after us: theirs stays.
             log().warning("llm-op-guard steps aside at %s: %s", self.name, error)
+        self._classes, self._ways = classes, ways  # not before: where making the check fails, it is tried again
 
     def _tells_late(self, settings: list[Setting]) -> bool:
         """Whether the verdict of a rule may come after its call, by these settings."""
@@ -97,6 +100,23 @@ class Site:
         if vars(self.function).get("__wrapped__") is self.patch.call:
             del vars(self.function)["__wrapped__"]
         return self.patch.disarm()
+
+
+class LivingSites:
+    """Sites, for as long as somebody has their functions. Threads may add one while another goes through them."""
+
+    def __init__(self) -> None:
+        self._sites: weakref.WeakSet[Site] = weakref.WeakSet()
+        self._lock = threading.RLock()
+
+    def add(self, site: Site) -> None:
+        """Take one more."""
+        with self._lock:
+            self._sites.add(site)
+
+    def __iter__(self) -> Iterator[Site]:
+        with self._lock:
+            return iter(list(self._sites))
 
 
 @frozen
