@@ -165,7 +165,7 @@ REFUSED = {
     "x: any[-1]": ("a dimension cannot be negative", 8),
     "x: any[1.5]": ("a dimension is a whole number, a symbol or an expression of these", 8),
     "x: any[(1, 2), 3]": ("a dimension is a whole number, a symbol or an expression of these", 8),
-    f"x: any[{', '.join('_' * 65)}]": ("more than 64 dimensions", 200),
+    f"x: any[{'_,' * 256}*a]": ("more than 255 dimensions beside a group of open length", 520),
     "x: any[..., *a]": ("at most one dimension group of open length: `...`, `*lead` or `*x.shape`", 13),
     "x: any[B] @ 3": ("a device is a symbol, a device type such as cpu or cuda, any, or x.device", 13),
     "x: T[B] | T[C]": ("T[B] and T[C] cannot be told apart by None, type, rank or dtype", 1),

@@ -226,7 +226,7 @@ NINE = ", ".join("abcdefghi")
 BEYOND = {
     "nine dimensions": f"x: any[{NINE}]",
     "a group beside eight": f"x: any[..., {NINE[:-3]}]",
-    "a group behind many": f"x: any[{'_, ' * 63}*lead]",
+    "a group behind many": f"x: any[{'_, ' * 255}*lead]",
     "a tuple of nine": "require(x.shape == (n, n, n, n, n, n, n, n, n))",
     "many numbers": f"require(n in ({', '.join(map(str, range(1, 1100)))}))",
     "an item at a truth": "require(box.w[True] == 1)",

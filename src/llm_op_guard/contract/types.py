@@ -119,17 +119,19 @@ def _dtypes(node: ast.expr, source: Source) -> list[Dtype]:
 # ---------------------------------------------------------------- dimensions
 
 
-_MOST_DIMS = 64  # as of NumPy's arrays, and of most that PyTorch computes with
+# Python takes no more names in front of a star, and a native program numbers them with a byte.
+_MOST_BESIDE_A_GROUP = 255
 
 
 def _dims(node: ast.expr, source: Source) -> tuple[Dim, ...]:
     items = node.elts if isinstance(node, ast.Tuple) else [node]
-    if len(items) > _MOST_DIMS:
-        raise source.error(f"more than {_MOST_DIMS} dimensions", items[_MOST_DIMS])
     dims = tuple(_dim(item, source) for item in items)
     open_ended = [item for item, dim in zip(items, dims, strict=True) if isinstance(dim, Rest | RestOf)]
     if len(open_ended) > 1:
         raise source.error("at most one dimension group of open length: `...`, `*lead` or `*x.shape`", open_ended[1])
+    if open_ended and len(items) - 1 > _MOST_BESIDE_A_GROUP:
+        problem = f"more than {_MOST_BESIDE_A_GROUP} dimensions beside a group of open length"
+        raise source.error(problem, open_ended[0])
     return dims
 
 
