@@ -196,3 +196,25 @@ def test_attributes_of_classes_are_read() -> None:
     assert Attention.make(8) == 8
     with pytest.raises(og.GuardError, match="whole_heads"):
         Attention.make(6)
+
+
+GATED = "gate_up: floating[T, 2 * I]\nreturns: floating[T, I]"
+
+
+def test_a_size_that_the_result_shows_is_solved_for_before_the_call() -> None:
+    @og.guard(GATED)
+    def gated(gate_up: Any) -> Any:
+        calls.append(gate_up)
+        return gate_up[:, : gate_up.shape[1] // 2 + surplus]
+
+    calls: list[Any] = []
+    surplus = 0
+    gated(torch.ones(3, 4))
+    for wrong in (torch.ones(3, 5), torch.ones(3, 4, 2), torch.ones(3, 4, dtype=torch.int64)):
+        with pytest.raises(og.GuardError) as caught:
+            gated(wrong)
+        assert all(violation.rule_id.startswith("gate_up.") for violation in caught.value.violations)
+    assert len(calls) == 1, "what is wrong is stopped before the call"
+    surplus = 1
+    with pytest.raises(og.GuardError, match=r"result.shape\[1\] = 3, expected I = 2"):
+        gated(torch.ones(3, 4))

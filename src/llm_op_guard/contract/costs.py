@@ -127,7 +127,8 @@ def _givers(contract: Contract) -> dict[str, list[int]]:
     """For each symbol and assigned name, the clauses that give it, by number."""
     number = {id(clause): index for index, clause in enumerate(contract.clauses)}
     bound_by = binders(contract)
-    bound = {symbol for symbol, _ in bound_by}
+    # What only the result shows may be solved for before the call.
+    bound = {symbol for symbol, clause in bound_by if not _declares_result(clause)}
     givers: dict[str, list[int]] = {}
     for symbol, clause in bound_by:
         givers.setdefault(symbol, []).append(number[id(clause)])
@@ -140,6 +141,10 @@ def _givers(contract: Contract) -> dict[str, list[int]]:
             for name in clause.statement.names:
                 givers.setdefault(name, []).append(index)
     return {name: list(dict.fromkeys(places)) for name, places in givers.items()}
+
+
+def _declares_result(clause: Clause) -> bool:
+    return isinstance(clause.statement, Declare) and clause.statement.path.root == "result"
 
 
 def _lists(contract: Contract) -> set[Path]:
